@@ -1,0 +1,27 @@
+"""TensorFlow's distribution strategies for JAX.
+
+    import mirrax as mx
+    strategy = mx.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+
+Importing mirrax starts no JAX backend.
+"""
+
+from mirrax._src.base.logical import install as _install
+from mirrax._src.base.reduce_op import VariableAggregation as VariableAggregation
+from mirrax._src.base.reduce_op import VariableSynchronization as VariableSynchronization
+from mirrax._src.collectives.sparse import IndexedSlices as IndexedSlices
+from mirrax._src.engines.function import Function as Function
+from mirrax._src.engines.function import function as function
+from mirrax._src.engines.gradients import grad as grad
+from mirrax._src.engines.gradients import value_and_grad as value_and_grad
+from mirrax._src.state.variable import Variable as Variable
+from mirrax._src.strategies.default import get_replica_context as get_replica_context
+from mirrax._src.strategies.default import get_strategy as get_strategy
+from mirrax._src.strategies.mirrored import MirroredStrategy as MirroredStrategy
+from mirrax._src.strategies.one_device import OneDeviceStrategy as OneDeviceStrategy
+from mirrax import config as config
+from mirrax import distribute as distribute
+
+_install()
+
+__version__ = "0.1.0"

@@ -1,0 +1,1 @@
+"""The house behind the doors: import from `mirrax`, not from here."""

@@ -1,0 +1,100 @@
+"""What makes an object work wherever an array does: operators that pass to its array."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+
+
+class ArrayLike:
+    """Behaves as the array that `__jax_array__` returns."""
+
+    __slots__ = ()
+
+    def __jax_array__(self) -> jax.Array:
+        raise AssertionError("a subclass says which array it stands for")
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        # A copy, because the buffer behind it may be reused by the next compiled step.
+        return np.array(self.__jax_array__(), dtype=dtype)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(
+                f"{type(self).__name__!r} object has no attribute {name!r}"
+            )
+        try:
+            return getattr(self.__jax_array__(), name)
+        except AttributeError:
+            raise AttributeError(
+                f"{type(self).__name__!r} object has no attribute {name!r}"
+            ) from None
+
+    def __len__(self) -> int:
+        return len(self.__jax_array__())
+
+    def __iter__(self) -> Iterator[jax.Array]:
+        return iter(self.__jax_array__())
+
+    def __format__(self, spec: str) -> str:
+        return format(self.__jax_array__(), spec) if spec else str(self)
+
+    __hash__ = object.__hash__
+
+    if TYPE_CHECKING:  # installed below, one line each instead of a method each
+        __add__: Callable[..., Any]
+        __radd__: Callable[..., Any]
+        __sub__: Callable[..., Any]
+        __rsub__: Callable[..., Any]
+        __mul__: Callable[..., Any]
+        __rmul__: Callable[..., Any]
+        __matmul__: Callable[..., Any]
+        __rmatmul__: Callable[..., Any]
+        __truediv__: Callable[..., Any]
+        __rtruediv__: Callable[..., Any]
+        __pow__: Callable[..., Any]
+        __neg__: Callable[..., Any]
+        __getitem__: Callable[..., Any]
+        __lt__: Callable[..., Any]
+        __le__: Callable[..., Any]
+        __gt__: Callable[..., Any]
+        __ge__: Callable[..., Any]
+        __float__: Callable[..., float]
+        __int__: Callable[..., int]
+        __bool__: Callable[..., bool]
+        __index__: Callable[..., int]
+
+
+def _array(value: Any) -> Any:
+    return value.__jax_array__() if isinstance(value, ArrayLike) else value
+
+
+def _install(name: str, apply: Callable[..., Any], reflected: bool = False) -> None:
+    def method(self: ArrayLike, *args: Any) -> Any:
+        mine, others = self.__jax_array__(), map(_array, args)
+        return apply(*others, mine) if reflected else apply(mine, *others)
+
+    method.__name__ = name
+    setattr(ArrayLike, name, method)
+
+
+_BINARY = "add sub mul matmul truediv floordiv mod pow and or xor lshift rshift".split()
+for _name in _BINARY:
+    _apply = getattr(operator, _name, None) or getattr(operator, _name + "_")
+    _install(f"__{_name}__", _apply)
+    _install(f"__r{_name}__", _apply, reflected=True)
+for _name in "eq ne lt le gt ge neg pos abs invert getitem index".split():
+    _install(f"__{_name}__", getattr(operator, _name))
+for _name, _apply in {
+    "bool": bool,
+    "int": int,
+    "float": float,
+    "complex": complex,
+    "divmod": divmod,
+    "round": round,
+}.items():
+    _install(f"__{_name}__", _apply)

@@ -1,0 +1,114 @@
+"""Where this thread is: which strategy, which kind of context, which frame of variables.
+
+One stack a thread. Below everything lies the default strategy's replica context, so that
+code written for replicas also runs without a strategy.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """One entry of the stack.
+
+    Attributes:
+        strategy: The current strategy.
+        replica: The replica context, or None in cross-replica context.
+        updating: The local replica whose copies `extended.update` is changing, or None.
+        frame: Where variables are read and written while a function is traced, or None.
+        compile_runs: The `mx.function` whose own Python runs on the host, and in which
+            `run` compiles plain functions; or None.
+        colocate_with: The variable whose devices new variables are put on, or None.
+    """
+
+    strategy: Any
+    replica: Any = None
+    updating: int | None = None
+    frame: Any = None
+    compile_runs: Any = None
+    colocate_with: Any = None
+
+
+class _Stack(threading.local):
+    def __init__(self) -> None:
+        self.entries: list[Context] = []
+        self.has_base = False
+
+
+_stack = _Stack()
+_make_default: Callable[[], Context] | None = None
+
+
+def set_default_context(make: Callable[[], Context]) -> None:
+    """Registers what an empty stack means; called once, by the default strategy."""
+    global _make_default
+    _make_default = make
+
+
+def current() -> Context:
+    """The innermost context of this thread."""
+    entries = _stack.entries
+    if entries:
+        return entries[-1]
+    assert _make_default is not None
+    return _make_default()
+
+
+def is_default() -> bool:
+    """Whether no strategy has been entered."""
+    return current().strategy is _default_strategy()
+
+
+def replace_base(context: Context | None) -> None:
+    """Makes `context` the bottom of this thread's stack; None goes back to the default."""
+    _stack.entries[:] = [context] if context else []
+    _stack.has_base = context is not None
+
+
+def has_base() -> bool:
+    """Whether `replace_base` has put something at the bottom of this thread's stack."""
+    return _stack.has_base
+
+
+def depth() -> int:
+    """How many contexts this thread has entered."""
+    return len(_stack.entries)
+
+
+@contextlib.contextmanager
+def enter(context: Context) -> Iterator[Context]:
+    """Makes `context` the current one for a `with` block."""
+    entries = _stack.entries
+    entries.append(context)
+    try:
+        yield context
+    finally:
+        entries.pop()
+
+
+def changed(**changes: Any) -> contextlib.AbstractContextManager[Context]:
+    """The current context with some fields replaced, for a `with` block."""
+    return enter(replace(current(), **changes))
+
+
+def in_program(here: Context) -> bool:
+    """Whether one program is being traced for all replicas at once."""
+    return here.frame is not None and here.frame.is_spmd
+
+
+def local_index(here: Context) -> int:
+    """Which of this worker's replicas the current code works for; 0 in cross-replica code."""
+    if here.replica is not None:
+        return here.replica.local_index
+    return here.updating or 0
+
+
+def _default_strategy() -> Any:
+    assert _make_default is not None
+    return _make_default().strategy

@@ -1,0 +1,94 @@
+"""Device strings, as TensorFlow writes them, and the `jax.Device`s that they mean."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import jax
+
+from mirrax._src.base import logical
+
+DeviceLike = str | jax.Device | logical.LogicalDevice
+
+_PATTERN = re.compile(
+    r"(?:/job:[^/]+)?(?:/replica:\d+)?(?:/task:\d+)?/?(?:device:)?"
+    r"(?P<kind>cpu|gpu|tpu):(?P<index>\d+)",
+    re.IGNORECASE,
+)
+
+
+def device_name(device: jax.Device) -> str:
+    """The short name of a device: `CPU:0`."""
+    peers = jax.local_devices(
+        process_index=device.process_index, backend=device.platform
+    )
+    return f"{logical.device_kind(device)}:{peers.index(device)}"
+
+
+def resolve_devices(devices: Sequence[DeviceLike] | None) -> tuple[jax.Device, ...]:
+    """The devices for a strategy: those named, or all accelerators, or all CPUs."""
+    if isinstance(devices, DeviceLike):
+        devices = [devices]
+    if not devices:
+        logical.check_pool(jax.local_devices())
+        return tuple(jax.local_devices())
+    devices = [d.name if isinstance(d, logical.LogicalDevice) else d for d in devices]
+    parsed = [d if isinstance(d, jax.Device) else _parse(d) for d in devices]
+    cpus = [p[1] for p in parsed if isinstance(p, tuple) and p[0] == "CPU"]
+    if cpus:
+        logical.ensure_cpu_devices(max(cpus) + 1)
+    found = tuple(_find(spec, given) for spec, given in zip(parsed, devices))
+    seen: dict[jax.Device, DeviceLike] = {}
+    for device, given in zip(found, devices):
+        if device in seen:
+            raise ValueError(
+                f"Device {device_name(device)} is given twice, as {_show(seen[device])} "
+                f"and {_show(given)}. Each replica needs a device of its own."
+            )
+        seen[device] = given
+    logical.check_pool(found)
+    return found
+
+
+def resolve_device(device: DeviceLike) -> jax.Device:
+    """The one device that `device` means."""
+    return resolve_devices([device])[0]
+
+
+def _parse(text: str) -> tuple[str, int]:
+    match = _PATTERN.fullmatch(text.strip()) if isinstance(text, str) else None
+    if match is None:
+        raise ValueError(
+            f"{text!r} is not a device. Write it like 'GPU:0', '/gpu:0' or "
+            f"'/job:localhost/replica:0/task:0/device:GPU:0', or pass a jax.Device."
+        )
+    return match["kind"].upper(), int(match["index"])
+
+
+def _find(spec: tuple[str, int] | jax.Device, given: DeviceLike) -> jax.Device:
+    if isinstance(spec, jax.Device):
+        return spec
+    kind, index = spec
+    try:
+        devices = jax.local_devices(backend=kind.lower())
+    except RuntimeError:
+        devices = []
+    if index < len(devices):
+        return devices[index]
+    existing = [device_name(d) for d in logical.all_local_devices()]
+    hint = ""
+    if kind == "CPU":
+        hint = (
+            f" JAX had already started with {len(devices)} CPU device(s): call "
+            f"mx.config.set_logical_device_configuration(cpu={index + 1}) before anything "
+            f"uses JAX's devices."
+        )
+    raise ValueError(
+        f"There is no device {_show(given)} here. Existing devices: "
+        f"{', '.join(existing)}.{hint}"
+    )
+
+
+def _show(device: DeviceLike) -> str:
+    return repr(device) if isinstance(device, str) else f"the jax.Device {device}"

@@ -1,0 +1,75 @@
+"""The only file with private or version-dependent JAX names.
+
+`tests/base/test_jax_compat.py` checks each of them, so that a new JAX breaks there first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax._src import core as _core
+from jax._src import xla_bridge as _xla_bridge
+from jax.extend import core as _extend_core
+
+Tracer = jax.core.Tracer
+eval_jaxpr = jax.core.eval_jaxpr
+Literal = _extend_core.Literal
+Jaxpr = _extend_core.Jaxpr
+ClosedJaxpr = _extend_core.ClosedJaxpr
+jaxpr_as_fun = _extend_core.jaxpr_as_fun
+
+
+def backend_started() -> bool:
+    """Whether JAX has started a backend, after which its devices are fixed."""
+    return _xla_bridge.backends_are_initialized()
+
+
+def wrap_cpu_start(around: Callable[[], contextlib.AbstractContextManager[None]]) -> None:
+    """Has `around()` entered while JAX starts its CPU client, whenever that is."""
+    registration = _xla_bridge._backend_factories["cpu"]
+    start = registration.factory
+
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        with around():
+            return start(*args, **kwargs)
+
+    _xla_bridge._backend_factories["cpu"] = dataclasses.replace(registration, factory=wrapped)
+
+
+def trace_state() -> object:
+    """A token for the innermost JAX trace of this thread; equal inside the same one."""
+    return _extend_core.get_opaque_trace_state()
+
+
+def in_trace() -> bool:
+    """Whether this thread is inside a JAX transformation (jit, grad, vmap, ...)."""
+    return not _core.trace_state_clean()
+
+
+def sub_program(
+    jaxpr: Jaxpr, eqns: Sequence[Any], inputs: Sequence[Any], outputs: Sequence[Any]
+) -> Jaxpr:
+    """Some equations of `jaxpr` as a jaxpr of their own."""
+    return jaxpr.replace(
+        constvars=[],
+        invars=list(inputs),
+        outvars=list(outputs),
+        eqns=list(eqns),
+        effects=_core.no_effects.union(*(eqn.effects for eqn in eqns)),
+        debug_info=jaxpr.debug_info.with_unknown_names(),
+    )
+
+
+def make_jaxpr(
+    fn: Callable[..., Any], axis: tuple[str, int] | None, args: Sequence[Any]
+) -> ClosedJaxpr:
+    """`fn(*args)` as a jaxpr, in which `axis` may be reduced over.
+
+    Tracing outside `shard_map` keeps JAX's varying-axes types out of user code: with
+    them a `lax.scan` that starts from `jnp.zeros` fails in a replica function.
+    """
+    return jax.make_jaxpr(fn, axis_env=[axis] if axis else None)(*args)

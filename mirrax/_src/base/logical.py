@@ -1,0 +1,182 @@
+"""Logical CPU devices, safe by default.
+
+XLA's CPU client starts a program on n devices with n tasks on a pool of threads, and the n
+executions run on the same pool. Each device admits 32 executions at a time; the tasks of
+the next program block in the pool until one has ended. At worst n tasks and n - 1
+executions, which wait in an all-reduce for the last one, hold a thread each: a pool of
+2n - 1 dead-locks, one of 2n cannot. By default the pool has as many threads as the machine
+has cores, so mirrax sizes it when the client starts (docs/design.md has the evidence).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import threading
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from mirrax._src.base import jax_compat
+
+# The first of these that is set sizes the pool.
+_POOL_VARIABLES = ("PJRT_NPROC", "NPROC")
+_THREAD_NAME = "tf_XLAEigen"
+_STEPS_BEFORE_WAIT = 8
+
+# Two threads that start programs at the same time would need n more threads in the pool.
+launching = threading.RLock()
+
+
+class _Pool:
+    """What is known of the pool, and the programs since the last wait where it is small."""
+
+    is_small = False
+    launches = 0
+
+
+@dataclass(frozen=True)
+class LogicalDevice:
+    """A device by name, as `list_logical_devices` gives it."""
+
+    name: str
+    device_type: str
+
+
+def install() -> None:
+    """Sees to the pool when JAX starts its CPU client; called when mirrax is imported."""
+    if not jax_compat.backend_started():
+        jax_compat.wrap_cpu_start(_sized_pool)
+
+
+@contextlib.contextmanager
+def _sized_pool() -> Iterator[None]:
+    """Sizes the pool of a CPU client that starts inside the `with` block."""
+    count = requested_cpu_devices()
+    if count < 2 or any(name in os.environ for name in _POOL_VARIABLES):
+        yield
+        return
+    name = _POOL_VARIABLES[0]
+    os.environ[name] = str(max(_cores(), 2 * count))
+    try:
+        yield
+    finally:
+        del os.environ[name]  # child processes size their own
+
+
+def requested_cpu_devices() -> int:
+    """How many CPU devices JAX has been asked for."""
+    flag = re.search(
+        r"--xla_force_host_platform_device_count=(\d+)", os.environ.get("XLA_FLAGS", "")
+    )
+    return max(jax.config.jax_num_cpu_devices, int(flag[1]) if flag else 1)
+
+
+def check_pool(devices: Sequence[jax.Device]) -> None:
+    """Warns where the pool is too small for programs on `devices`, and makes steps wait."""
+    count = sum(device.platform == "cpu" for device in devices)
+    if count < 2 or _Pool.is_small:
+        return
+    size = _pool_size()
+    if size is None or size >= 2 * count:
+        return
+    _Pool.is_small = True
+    set_by_user = next((name for name in _POOL_VARIABLES if name in os.environ), None)
+    cause = (
+        f"{set_by_user}={os.environ[set_by_user]} sets its size; set it to {2 * count} or more"
+        if set_by_user
+        else "JAX had started its devices before mirrax was imported; import mirrax first"
+    )
+    warnings.warn(
+        f"JAX's CPU thread pool has {size} threads, but {count} CPU devices need {2 * count} "
+        f"to be safe from a dead-lock in XLA. {cause}. Until then mirrax waits for every "
+        f"{_STEPS_BEFORE_WAIT}th step, which is slower, and JAX code of your own that runs on "
+        "several CPU devices can still stop for ever.",
+        RuntimeWarning,
+        stacklevel=5,
+    )
+
+
+def after_launch(results: Any) -> None:
+    """Called after each program on several devices: keeps few in flight on a small pool."""
+    if _Pool.is_small:
+        _Pool.launches += 1
+        if _Pool.launches % _STEPS_BEFORE_WAIT == 0:
+            jax.block_until_ready(results)
+
+
+def ensure_cpu_devices(count: int) -> None:
+    """Makes `count` logical CPU devices if JAX has not started yet; else does nothing."""
+    if not jax_compat.backend_started() and requested_cpu_devices() < count:
+        jax.config.update("jax_num_cpu_devices", count)
+
+
+def set_logical_device_configuration(cpu: int) -> None:
+    """Splits this machine's CPU into `cpu` logical devices, `CPU:0` to `CPU:n-1`.
+
+    >>> mx.config.set_logical_device_configuration(cpu=8)
+    >>> len(mx.config.list_logical_devices("CPU"))
+    8
+
+    Call it before anything uses JAX's devices.
+    """
+    if cpu < 1:
+        raise ValueError(f"`cpu` must be at least 1, got {cpu}.")
+    if not jax_compat.backend_started():
+        jax.config.update("jax_num_cpu_devices", cpu)
+        return
+    found = len(jax.local_devices(backend="cpu"))
+    if found != cpu:
+        raise RuntimeError(
+            f"JAX has already started with {found} CPU device(s), which cannot become {cpu}. "
+            f"Call mx.config.set_logical_device_configuration(cpu={cpu}) at the top of the "
+            "program, before arrays are made or devices are listed."
+        )
+
+
+def list_logical_devices(device_type: str | None = None) -> list[LogicalDevice]:
+    """The devices of this worker, accelerators first; `device_type` as in `"CPU"`."""
+    return [
+        LogicalDevice(f"/device:{device_kind(d)}:{i}", device_kind(d))
+        for devices in _devices_by_platform()
+        for i, d in enumerate(devices)
+        if device_type is None or device_kind(d) == device_type.upper()
+    ]
+
+
+def all_local_devices() -> list[jax.Device]:
+    """The devices of this worker, accelerators first."""
+    return [device for devices in _devices_by_platform() for device in devices]
+
+
+def device_kind(device: jax.Device) -> str:
+    """`CPU`, `GPU` or `TPU`."""
+    platform = device.platform.upper()
+    return "GPU" if platform in ("CUDA", "ROCM") else platform
+
+
+def _devices_by_platform() -> list[list[jax.Device]]:
+    default, cpus = jax.local_devices(), jax.local_devices(backend="cpu")
+    return [cpus] if default[0].platform == "cpu" else [default, cpus]
+
+
+def _pool_size() -> int | None:
+    """The threads of the pool, by their names; None where they cannot be counted."""
+    names = Path("/proc/self/task").glob("*/comm")
+    try:
+        count = sum(path.read_text().strip() == _THREAD_NAME for path in names)
+    except OSError:
+        return None
+    return count or None
+
+
+def _cores() -> int:
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:
+        return os.cpu_count() or 1

@@ -1,0 +1,96 @@
+"""The one-dimensional mesh of a strategy and its two shardings: a copy each, a slice each."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from mirrax._src.base.devices import device_name
+
+AXIS_NAME = "replica"
+
+
+@dataclass(frozen=True)
+class ReplicaMesh:
+    """The devices of a strategy in order: replica i runs on `devices[i]`.
+
+    `devices` are all workers'; `local_ids` are the replicas that this process runs.
+    """
+
+    devices: tuple[jax.Device, ...]
+
+    @property
+    def size(self) -> int:
+        return len(self.devices)
+
+    @functools.cached_property
+    def mesh(self) -> Mesh:
+        # Written out, because `jax.make_mesh` may reorder devices.
+        return Mesh(np.array(self.devices), (AXIS_NAME,), axis_types=(AxisType.Auto,))
+
+    @functools.cached_property
+    def mirrored(self) -> NamedSharding:
+        """The same array on every device."""
+        return NamedSharding(self.mesh, PartitionSpec())
+
+    @functools.cached_property
+    def split(self) -> NamedSharding:
+        """Replica i's part at position i of the first axis."""
+        return NamedSharding(self.mesh, self.split_spec)
+
+    @property
+    def split_spec(self) -> PartitionSpec:
+        # One replica has the whole, so scalars need no axis to be split on.
+        return PartitionSpec(AXIS_NAME) if self.size > 1 else PartitionSpec()
+
+    @functools.cached_property
+    def local_ids(self) -> tuple[int, ...]:
+        return tuple(
+            i
+            for i, device in enumerate(self.devices)
+            if device.process_index == jax.process_index(device.client)
+        )
+
+    @functools.cached_property
+    def local_devices(self) -> tuple[jax.Device, ...]:
+        return tuple(self.devices[i] for i in self.local_ids)
+
+    def mirror(self, value: Any) -> jax.Array:
+        """`value` with a copy on every device."""
+        if isinstance(value, jax.Array) and value.sharding == self.mirrored:
+            return value
+        return jax.device_put(value, self.mirrored)
+
+    def local_view(self, value: Any, local_index: int) -> Any:
+        """`value` as this worker's replica number `local_index` may use it: its own copy."""
+        if not isinstance(value, jax.Array) or not value.committed:
+            return value
+        device = self.local_devices[local_index]
+        devices = value.sharding.device_set
+        if len(devices) == 1:
+            return value if device in devices else jax.device_put(value, device)
+        if value.is_fully_replicated:
+            for shard in value.addressable_shards:
+                if shard.device == device:
+                    return shard.data
+        return jax.device_put(value, device)
+
+    def join(self, parts: Sequence[jax.Array], *, mirrored: bool) -> jax.Array:
+        """One global array of this worker's parts, each on its device already; no copy."""
+        shape = parts[0].shape
+        if mirrored or self.size == 1:
+            sharding = self.mirrored
+        else:
+            sharding = self.split
+            shape = (shape[0] * self.size, *shape[1:])
+        return jax.make_array_from_single_device_arrays(shape, sharding, list(parts))
+
+    def describe(self, replica_id: int) -> str:
+        """A replica for messages: `replica 1 (CPU:1)`."""
+        return f"replica {replica_id} ({device_name(self.devices[replica_id])})"

@@ -1,0 +1,69 @@
+"""How replicas' values become one: `ReduceOp`, and how variables ask for it."""
+
+from __future__ import annotations
+
+import enum
+
+
+class ReduceOp(enum.Enum):
+    """How values of several replicas are combined.
+
+    >>> mx.distribute.ReduceOp("sum")
+    <ReduceOp.SUM: 'SUM'>
+    """
+
+    SUM = "SUM"
+    MEAN = "MEAN"
+
+    @classmethod
+    def _missing_(cls, value: object) -> ReduceOp | None:
+        name = value.upper() if isinstance(value, str) else None
+        return cls.__members__.get(name) if name else None
+
+    @staticmethod
+    def from_variable_aggregation(aggregation: VariableAggregation) -> ReduceOp:
+        """The reduction that a variable's aggregation stands for."""
+        try:
+            return {
+                VariableAggregation.SUM: ReduceOp.SUM,
+                VariableAggregation.MEAN: ReduceOp.MEAN,
+            }[aggregation]
+        except KeyError:
+            raise ValueError(
+                f"{aggregation} is no reduction; only SUM and MEAN are."
+            ) from None
+
+
+def parse_reduce_op(value: ReduceOp | str) -> ReduceOp:
+    """`value` as a `ReduceOp`; the error of a typo lists what exists."""
+    try:
+        return ReduceOp(value)
+    except ValueError:
+        raise ValueError(
+            f"`reduce_op` must be ReduceOp.SUM, ReduceOp.MEAN or one of their names, "
+            f"got {value!r}."
+        ) from None
+
+
+class VariableSynchronization(enum.Enum):
+    """When the copies of a variable are brought together."""
+
+    AUTO = 0
+    NONE = 1
+    ON_WRITE = 2
+    ON_READ = 3
+
+
+class VariableAggregation(enum.Enum):
+    """How the replicas' values for one variable are combined."""
+
+    NONE = 0
+    SUM = 1
+    MEAN = 2
+    ONLY_FIRST_REPLICA = 3
+    ONLY_FIRST_TOWER = 3
+
+
+for _public in (VariableSynchronization, VariableAggregation):
+    _public.__module__ = "mirrax"
+ReduceOp.__module__ = "mirrax.distribute"

@@ -1,0 +1,297 @@
+"""`PerReplica` and `Mirrored`: one value for each replica.
+
+A distributed value is kept as its parts (one array on each device) or as one piece that
+holds all of them (`Stacked`, `InProgram`), and each view is made from the other when it is
+asked for, without copying.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mirrax._src.base import context
+from mirrax._src.base.arraylike import ArrayLike
+from mirrax._src.base.jax_compat import Tracer
+from mirrax._src.base.mesh import AXIS_NAME, ReplicaMesh
+
+PyTree = Any
+
+
+class UnevenError(Exception):
+    """The parts of a value do not fit in one array; never reaches users."""
+
+
+class Piece(Protocol):
+    """All replicas' parts in one."""
+
+    def parts(self) -> tuple[Any, ...]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Stacked:
+    """A global array with replica i's part at position i of its first axis.
+
+    `is_scalar` says that the parts have no axis of their own: their shape is ().
+    """
+
+    array: jax.Array
+    mesh: ReplicaMesh
+    is_scalar: bool
+
+    @property
+    def local_shape(self) -> tuple[int, ...]:
+        if self.mesh.size == 1:
+            return self.array.shape
+        if self.is_scalar:
+            return ()
+        return (self.array.shape[0] // self.mesh.size, *self.array.shape[1:])
+
+    def parts(self) -> tuple[jax.Array, ...]:
+        ids = self.mesh.local_ids
+        if isinstance(self.array, Tracer):
+            rows = self.array.reshape(self.mesh.size, *self.local_shape)
+            return tuple(rows[i] for i in ids)
+        parts = copies_of(self.array)
+        if self.is_scalar and self.mesh.size > 1:
+            parts = tuple(_squeeze(part) for part in parts)
+        return parts
+
+
+@dataclass(frozen=True, slots=True)
+class InProgram:
+    """This replica's part, inside the one program that all replicas run."""
+
+    array: jax.Array
+    num_replicas: int
+
+    def parts(self) -> tuple[jax.Array, ...]:
+        # Only a `merge_fn` that looks at single replicas pays for this gather.
+        gathered = jax.lax.all_gather(self.array, AXIS_NAME)
+        return tuple(gathered[i] for i in range(self.num_replicas))
+
+
+def copies_of(array: jax.Array) -> tuple[jax.Array, ...]:
+    """A global array's buffers on this worker, in the order of the mesh; no copies."""
+    # Not `addressable_data(i)`, which gives device 0's buffer of a replicated array always.
+    return tuple(shard.data for shard in array.addressable_shards)
+
+
+@jax.jit
+def _squeeze(x: jax.Array) -> jax.Array:
+    return x[0]
+
+
+@jax.jit
+def _expand(x: jax.Array) -> jax.Array:
+    return x[None]
+
+
+class DistributedValues:
+    """A value for each replica."""
+
+    __slots__ = ("_values", "piece")
+    __module__ = "mirrax.distribute"
+
+    def __init__(self, values: Iterable[Any]) -> None:
+        self._values: tuple[Any, ...] | None = tuple(values)
+        self.piece: Any = None
+
+    @property
+    def values(self) -> tuple[Any, ...]:
+        """This worker's parts, each on its own device."""
+        if self._values is None:
+            self._values = self.piece.parts()
+        return self._values
+
+    def __repr__(self) -> str:
+        rows = ",\n".join(f"  {i}: {value!r}" for i, value in enumerate(self.values))
+        return f"{type(self).__name__}:{{\n{rows}\n}}"
+
+
+class PerReplica(DistributedValues):
+    """A different value for each replica.
+
+    >>> mx.distribute.PerReplica([1, 2])
+    PerReplica:{
+      0: 1,
+      1: 2
+    }
+    """
+
+    __slots__ = ()
+    __module__ = "mirrax.distribute"
+
+    @classmethod
+    def of(cls, piece: Piece) -> PerReplica:
+        """The value whose parts `piece` holds."""
+        self = cls.__new__(cls)
+        self._values, self.piece = None, piece
+        return self
+
+
+class Mirrored(DistributedValues, ArrayLike):
+    """The same value on every replica's device; works wherever one array does."""
+
+    __slots__ = ()
+    __module__ = "mirrax.distribute"
+
+    @classmethod
+    def of(cls, array: jax.Array) -> Mirrored:
+        """The value whose copies are those of a replicated global array."""
+        self = cls.__new__(cls)
+        self._values, self.piece = None, array
+        return self
+
+    @property
+    def values(self) -> tuple[Any, ...]:
+        if self._values is None:
+            array = self.piece
+            if isinstance(array, Tracer):
+                return (array,) * context.current().strategy.num_replicas_in_sync
+            self._values = copies_of(array)
+        return self._values
+
+    def __jax_array__(self) -> jax.Array:
+        here = context.current()
+        if self.piece is not None and (
+            isinstance(self.piece, Tracer) or context.in_program(here)
+        ):
+            return self.piece
+        index = context.local_index(here)
+        return self.values[index if index < len(self.values) else 0]
+
+    def __repr__(self) -> str:
+        return DistributedValues.__repr__(self)
+
+
+def _flatten_mirrored(value: Mirrored) -> tuple[tuple[Any, ...], bool]:
+    if value.piece is not None:
+        return (value.piece,), True
+    return value.values, False
+
+
+def _unflatten_mirrored(whole: bool, children: Sequence[Any]) -> Mirrored:
+    return Mirrored.of(children[0]) if whole else Mirrored(children)
+
+
+jax.tree_util.register_pytree_node(
+    PerReplica, lambda v: (v.values, None), lambda _, children: PerReplica(children)
+)
+jax.tree_util.register_pytree_node(Mirrored, _flatten_mirrored, _unflatten_mirrored)
+
+
+def is_distributed(value: Any) -> bool:
+    """Whether `value` is a leaf with a part for each replica."""
+    return isinstance(value, DistributedValues)
+
+
+def is_array(value: Any) -> bool:
+    """Whether `value` can be an argument of a compiled program."""
+    return isinstance(value, jax.Array | np.ndarray | np.generic)
+
+
+def is_number(value: Any) -> bool:
+    """Whether `value` is a Python number; booleans steer Python and are not."""
+    return isinstance(value, int | float | complex) and not isinstance(value, bool)
+
+
+def stack(value: DistributedValues, mesh: ReplicaMesh) -> Stacked:
+    """`value` in one piece for programs on `mesh`.
+
+    Raises:
+        UnevenError: If the parts differ in shape or dtype or are no arrays.
+    """
+    if isinstance(value.piece, Stacked) and value.piece.mesh == mesh:
+        return value.piece
+    parts = value.values
+    if len(parts) != len(mesh.local_ids):
+        raise ValueError(
+            f"A value with {len(parts)} parts cannot be used with a strategy that has "
+            f"{len(mesh.local_ids)} replicas on this worker."
+        )
+    if not all(is_array(p) or is_number(p) or isinstance(p, bool) for p in parts):
+        raise UnevenError
+    if any(isinstance(part, Tracer) for part in parts):
+        return _stack_traced(parts, mesh)
+    arrays = [to_device(p, device) for p, device in zip(parts, mesh.local_devices)]
+    first = arrays[0]
+    if any(a.shape != first.shape or a.dtype != first.dtype for a in arrays):
+        raise UnevenError
+    is_scalar = first.ndim == 0
+    if is_scalar and mesh.size > 1:
+        arrays = [_expand(a) for a in arrays]
+    piece = Stacked(mesh.join(arrays, mirrored=False), mesh, is_scalar)
+    value.piece = piece if isinstance(value, PerReplica) else value.piece
+    return piece
+
+
+def _stack_traced(parts: Sequence[Any], mesh: ReplicaMesh) -> Stacked:
+    arrays = [jnp.asarray(part) for part in parts]
+    if any(a.shape != arrays[0].shape or a.dtype != arrays[0].dtype for a in arrays):
+        raise UnevenError
+    if mesh.size == 1:
+        return Stacked(arrays[0], mesh, arrays[0].ndim == 0)
+    is_scalar = arrays[0].ndim == 0
+    whole = jnp.stack(arrays) if is_scalar else jnp.concatenate(arrays)
+    whole = jax.lax.with_sharding_constraint(whole, mesh.split)
+    return Stacked(whole, mesh, is_scalar)
+
+
+def to_device(value: Any, device: jax.Device) -> jax.Array:
+    """`value` as an array on `device` alone."""
+    if (
+        isinstance(value, jax.Array)
+        and value.committed
+        and value.sharding.device_set == {device}
+    ):
+        return value
+    if not isinstance(value, jax.Array):
+        value = jnp.asarray(value) if is_number(value) else np.asarray(value)
+    return jax.device_put(value, device)
+
+
+def on_device(value: Any, device: jax.Device) -> Any:
+    """`value`, moved to `device` if it is a JAX array."""
+    return to_device(value, device) if isinstance(value, jax.Array) else value
+
+
+def part_of(value: PyTree, local_index: int) -> PyTree:
+    """`value` as local replica `local_index` sees it: its own parts of what is distributed."""
+    return jax.tree.map(
+        lambda leaf: leaf.values[local_index] if is_distributed(leaf) else leaf,
+        value,
+        is_leaf=is_distributed,
+    )
+
+
+def regroup(
+    results: Sequence[PyTree],
+    describe: Callable[[int], str],
+    merge_leaves: Callable[[tuple[Any, ...]], Any],
+    share: bool = True,
+) -> PyTree:
+    """Replicas' results of one structure as one result whose leaves are distributed.
+
+    An object that all replicas share comes back as itself, unless `share` is False.
+    """
+    flat = [jax.tree.flatten(r, is_leaf=is_distributed) for r in results]
+    leaves, tree = flat[0]
+    for i, (_, other) in enumerate(flat):
+        if other != tree:
+            raise ValueError(
+                "Replicas returned different structures:\n"
+                f"  {describe(0)}: {tree}\n  {describe(i)}: {other}\n"
+                "Every replica has to return the same structure; look for an `if` that "
+                "depends on the replica id."
+            )
+    merged = [
+        parts[0] if share and all(p is parts[0] for p in parts) else merge_leaves(parts)
+        for parts in zip(*(f[0] for f in flat))
+    ]
+    return jax.tree.unflatten(tree, merged)

@@ -1,0 +1,48 @@
+"""`CommunicationOptions`: how collectives are packed, sent and waited for."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+
+class CommunicationImplementation(enum.Enum):
+    """Which transport carries collectives."""
+
+    AUTO = "AUTO"
+    RING = "RING"
+    NCCL = "NCCL"
+
+
+@dataclass(frozen=True)
+class CommunicationOptions:
+    """How a reduction travels.
+
+    Args:
+        bytes_per_pack: Arrays up to this size travel together in packs of about this
+            many bytes. 0 chooses by measurement: arrays under 64 KiB are packed.
+        timeout_seconds: How long to wait for other workers before an error names them.
+        implementation: The transport. AUTO and RING run everywhere; NCCL needs GPUs.
+    """
+
+    bytes_per_pack: int = 0
+    timeout_seconds: float | None = None
+    implementation: CommunicationImplementation = CommunicationImplementation.AUTO
+
+    def __post_init__(self) -> None:
+        if self.bytes_per_pack < 0:
+            raise ValueError(f"`bytes_per_pack` must be at least 0, got {self.bytes_per_pack}.")
+        if self.timeout_seconds is not None and self.timeout_seconds <= 0:
+            raise ValueError(f"`timeout_seconds` must be positive, got {self.timeout_seconds}.")
+        implementation = self.implementation
+        if isinstance(implementation, str):
+            implementation = CommunicationImplementation.__members__.get(implementation.upper())
+        if not isinstance(implementation, CommunicationImplementation):
+            raise ValueError(
+                f"`implementation` must be AUTO, RING or NCCL, got {self.implementation!r}."
+            )
+        object.__setattr__(self, "implementation", implementation)
+
+
+CommunicationOptions.__module__ = "mirrax.distribute.experimental"
+CommunicationImplementation.__module__ = "mirrax.distribute.experimental"

@@ -1,0 +1,71 @@
+"""Many small arrays travel as few: an all-reduce costs more per call than per byte.
+
+Only small arrays are packed. Packing large ones copies them, and XLA fuses the products
+that make them into the copy, which made whole steps 3x slower (docs/design.md).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+SMALL_BYTES = 64 * 1024
+# One huge pack takes XLA four times as long to compile as several of this size.
+MAX_PACK_BYTES = 1024 * 1024
+MAX_PACK_ARRAYS = 64
+
+
+@dataclass(frozen=True)
+class PackLimits:
+    """Which arrays are packed, and how much goes into one pack."""
+
+    small_bytes: int = SMALL_BYTES
+    pack_bytes: int = MAX_PACK_BYTES
+    pack_arrays: int = MAX_PACK_ARRAYS
+
+
+def plan_packs(arrays: Sequence[jax.Array], limits: PackLimits) -> list[list[int]]:
+    """Groups of positions in `arrays` that travel together."""
+    packs: list[list[int]] = []
+    open_packs: dict[jnp.dtype, tuple[list[int], int]] = {}
+    for i, array in enumerate(arrays):
+        size = array.size * array.dtype.itemsize
+        if size >= limits.small_bytes:
+            packs.append([i])
+            continue
+        pack, used = open_packs.get(array.dtype, ([], 0))
+        if not pack or used + size > limits.pack_bytes or len(pack) >= limits.pack_arrays:
+            pack, used = [], 0
+            packs.append(pack)
+        pack.append(i)
+        open_packs[array.dtype] = pack, used + size
+    return packs
+
+
+def reduce_packed(
+    arrays: Sequence[jax.Array],
+    limits: PackLimits,
+    reduce: Callable[[jax.Array], jax.Array],
+) -> list[jax.Array]:
+    """`reduce` of each array, with small ones packed."""
+    results: list[jax.Array | None] = [None] * len(arrays)
+    for pack in plan_packs(arrays, limits):
+        if len(pack) == 1:
+            results[pack[0]] = reduce(arrays[pack[0]])
+            continue
+        flat = jnp.concatenate([arrays[i].reshape(-1) for i in pack])
+        # Without the barriers XLA fuses the products that make the arrays into the
+        # concatenation, and the concatenation into what uses the results.
+        reduced = lax.optimization_barrier(reduce(lax.optimization_barrier(flat)))
+        offset = 0
+        for i in pack:
+            shape = arrays[i].shape
+            size = math.prod(shape)
+            results[i] = lax.slice(reduced, (offset,), (offset + size,)).reshape(shape)
+            offset += size
+    return results  # type: ignore[return-value]

@@ -1,0 +1,327 @@
+"""`mx.function`: compiles a function, with the variables it uses and the `run`s inside it."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import types
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any, overload
+
+import jax
+
+from mirrax._src.base import context
+from mirrax._src.base.jax_compat import in_trace
+from mirrax._src.base.mesh import ReplicaMesh
+from mirrax._src.base.values import PyTree, UnevenError
+from mirrax._src.engines.blocks import functions_run_eagerly, run_block
+from mirrax._src.engines.eager import run_eagerly
+from mirrax._src.engines.fingerprint import lift
+from mirrax._src.engines.program import Program, SignatureChanged, Staged
+from mirrax._src.engines.signature import (
+    Frozen,
+    Signature,
+    Split,
+    Static,
+    mesh_of_arguments,
+    sort_arguments,
+)
+from mirrax._src.engines.staging import run_in_trace, stage_call, stage_run
+from mirrax._src.engines.uneven import run_uneven
+from mirrax._src.state.frame import RunEagerly
+
+_WARN_AFTER = 5
+
+
+class RunOnHost(BaseException):
+    """The traced function loops over data: its Python has to run on the host every time."""
+
+
+@overload
+def function(fn: Callable[..., Any], /) -> Function: ...
+@overload
+def function(
+    *, donate_argnums: int | Sequence[int] = (), static_argnames: str | Sequence[str] = ()
+) -> Callable[[Callable[..., Any]], Function]: ...
+def function(
+    fn: Callable[..., Any] | None = None,
+    /,
+    *,
+    donate_argnums: int | Sequence[int] = (),
+    static_argnames: str | Sequence[str] = (),
+) -> Any:
+    """Compiles `fn`: alone, as a replica function, or as the caller of `strategy.run`.
+
+    >>> v = mx.Variable(0.0)
+    >>> @mx.function
+    ... def count(x):
+    ...     return v.assign_add(x).read_value()
+    >>> count(2.0), count(3.0), count.trace_count
+    (Array(2., dtype=float32), Array(5., dtype=float32), 1)
+
+    `fn` is traced when it meets new shapes, dtypes or static values, and for any number
+    of replicas only once. Numbers and arrays are traced; strings, booleans and other
+    objects are static. Variables that `fn` uses are found by themselves. A function that
+    loops over a distributed dataset runs its loop on the host and compiles each `run`.
+
+    Args:
+        fn: The function; leave it out to use `mx.function(...)` as a decorator.
+        donate_argnums: Positions of arguments whose memory the results may reuse.
+        static_argnames: Names of arguments that `fn` needs as Python values.
+    """
+    if fn is None:
+        return lambda fn: Function(fn, donate_argnums, static_argnames)
+    return fn if isinstance(fn, Function) else Function(fn, donate_argnums, static_argnames)
+
+
+class Function:
+    """A function that compiles itself; made by `mx.function`.
+
+    Attributes:
+        trace_count: How often the function has been traced.
+    """
+
+    __module__ = "mirrax"
+
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        donate_argnums: int | Sequence[int] = (),
+        static_argnames: str | Sequence[str] = (),
+    ) -> None:
+        if not callable(fn):
+            raise TypeError(f"`mx.function` needs a function, got {fn!r}.")
+        functools.update_wrapper(self, fn)
+        self.fn = fn
+        self.trace_count = 0
+        self._donate = (donate_argnums,) if isinstance(donate_argnums, int) else tuple(donate_argnums)
+        self._static = (static_argnames,) if isinstance(static_argnames, str) else tuple(static_argnames)
+        self._programs: dict[Any, list[Program]] = {}
+        self._last: dict[Any, Program] = {}
+        self._last_key: Any = None
+        self._on_host = False
+        self._inner: dict[Any, Function] = {}
+        self._uneven: dict[Any, Any] = {}
+
+    def __repr__(self) -> str:
+        return f"<mx.function {getattr(self.fn, '__qualname__', self.fn)}>"
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        return self if instance is None else types.MethodType(self, instance)
+
+    # Calling -------------------------------------------------------------------------
+
+    def __call__(self, *args: Any, **kwargs: Any) -> PyTree:
+        here = context.current()
+        if here.frame is not None or in_trace() or functions_run_eagerly():
+            return self.fn(*args, **kwargs)
+        if here.replica is not None and here.strategy.num_replicas_in_sync > 1:
+            return run_block(lambda fn: fn, self.fn, "function", args, kwargs)
+        if self._on_host:
+            return self._call_on_host(args, kwargs)
+        mesh = mesh_of_arguments(args, kwargs) or here.strategy.replica_mesh
+        try:
+            return self._execute(
+                mesh,
+                args,
+                kwargs,
+                lambda signature, arrays: stage_call(self._thawing_fn(), signature, arrays, mesh),
+            )
+        except RunOnHost:
+            self._on_host = True
+            return self._call_on_host(args, kwargs)
+        except (RunEagerly, UnevenError):
+            return self._call_on_host(args, kwargs)
+
+    def run_on(
+        self, strategy: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> PyTree:
+        """`strategy.run(self, args, kwargs)`, compiled."""
+        if functions_run_eagerly():
+            return run_eagerly(strategy, self.fn, args, kwargs)
+        fn = self._thawing_fn()
+        try:
+            return self._execute(
+                strategy.replica_mesh,
+                args,
+                kwargs,
+                lambda signature, arrays: stage_run(strategy, fn, signature, arrays),
+                strategy,
+            )
+        except UnevenError:
+            return run_uneven(self, strategy, fn, args, kwargs)
+        except RunEagerly:
+            return run_eagerly(strategy, fn, args, kwargs)
+
+    def inner_function(self, fn: Callable[..., Any]) -> tuple[Function, tuple[Any, ...]]:
+        """The compiled form of a function that host code passes to `run`, and its arrays.
+
+        A replica function that is defined inside the loop is a new object every time; it
+        is recognised by its code and what it closes over.
+        """
+        lifted = lift(fn)
+        if lifted is None:
+            return self._inner.setdefault(fn, Function(fn)), ()
+        if lifted.key not in self._inner:
+            rebuild = lifted.rebuild
+
+            def call(closed_over: tuple[Any, ...], *args: Any, **kwargs: Any) -> PyTree:
+                return rebuild(closed_over)(*args, **kwargs)
+
+            call.__name__ = getattr(fn, "__name__", "call")
+            self._inner[lifted.key] = Function(call)
+        return self._inner[lifted.key], (lifted.arrays,)
+
+    def _call_on_host(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> PyTree:
+        with context.changed(compile_runs=self):
+            return self.fn(*args, **kwargs)
+
+    # Programs --------------------------------------------------------------------------
+
+    def _execute(
+        self,
+        mesh: ReplicaMesh | None,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        stage: Callable[[Signature, list[Any]], Staged],
+        strategy: Any = None,
+    ) -> PyTree:
+        if self._static:
+            args, kwargs = self._freeze(args, kwargs)
+        signature, arrays = sort_arguments(args, kwargs, mesh)
+        last = self._last.get(strategy)
+        if last is not None and last.signature == signature:
+            # JAX itself finds out whether shapes have changed: it then traces again.
+            try:
+                return last(arrays)
+            except SignatureChanged:
+                pass
+        key = (strategy, signature, tuple(map(jax.typeof, arrays)))
+        candidates = self._programs.setdefault(key, [])
+        for program in candidates:
+            if program is not last and program.layouts_match():
+                self._last[strategy] = program
+                try:
+                    return program(arrays)
+                except SignatureChanged:
+                    candidates.remove(program)
+                    break
+        program = Program(stage(signature, arrays), self._donated_leaves(signature))
+        self.note_trace(key)
+        candidates.append(program)
+        self._last[strategy] = program
+        return program(arrays)
+
+    def _donated_leaves(self, signature: Signature) -> list[bool]:
+        if not self._donate:
+            return [False] * sum(not isinstance(k, Static) for k in signature.kinds)
+        positions = jax.tree.unflatten(signature.tree, range(len(signature.kinds)))
+        donated = {
+            leaf
+            for i in self._donate
+            if i < len(positions[0])
+            for leaf in jax.tree.leaves(positions[0][i])
+        }
+        return [
+            i in donated for i, kind in enumerate(signature.kinds) if not isinstance(kind, Static)
+        ]
+
+    def uneven_traces(self) -> dict[Any, Any]:
+        """Where the traces for uneven batches are kept."""
+        return self._uneven
+
+    # Static arguments ------------------------------------------------------------------
+
+    def _freeze(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments, with those named in `static_argnames` made static."""
+        bound = inspect.signature(self.fn).bind(*args, **kwargs)
+        for name in self._static:
+            if name in bound.arguments:
+                bound.arguments[name] = Frozen(bound.arguments[name])
+        return bound.args, bound.kwargs
+
+    def _thawing_fn(self) -> Callable[..., Any]:
+        """`fn`, taking frozen arguments."""
+        if not self._static:
+            return self.fn
+
+        @functools.wraps(self.fn)
+        def thaw(*args: Any, **kwargs: Any) -> PyTree:
+            args, kwargs = jax.tree.map(
+                lambda x: x.value if isinstance(x, Frozen) else x, (args, kwargs)
+            )
+            return self.fn(*args, **kwargs)
+
+        return thaw
+
+    # Why it was traced again -----------------------------------------------------------
+
+    def note_trace(self, key: Any) -> None:
+        """Counts a trace; when there are many, warns with what has changed."""
+        self.trace_count += 1
+        previous, self._last_key = self._last_key, key
+        if self.trace_count < _WARN_AFTER or self.trace_count % _WARN_AFTER:
+            return
+        name = getattr(self.fn, "__name__", str(self.fn))
+        warnings.warn(
+            f"{name!r} has been traced {self.trace_count} times. The last time because "
+            f"{_explain_change(previous, key)}. Each trace compiles again, which is slow: "
+            "pass changing numbers as arrays or plain numbers, keep shapes the same (pad, "
+            "or drop the last batch), and avoid new objects as arguments.",
+            stacklevel=2,
+        )
+
+
+def _explain_change(old: Any, new: Any) -> str:
+    if old is None or old[0] is not new[0]:
+        return "it runs under another strategy"
+    signature, avals = new[1:]
+    if old[1].tree != signature.tree:
+        return f"the structure of the arguments changed from {old[1].tree} to {signature.tree}"
+    paths = signature.paths()
+    for path, before, now in zip(paths, old[1].kinds, signature.kinds):
+        if before != now:
+            return f"{path} changed from {_show_kind(before)} to {_show_kind(now)}"
+    dynamic = [p for p, k in zip(paths, signature.kinds) if not isinstance(k, Static)]
+    for path, before, now in zip(dynamic, old[2], avals):
+        if before != now:
+            return f"{path} changed from {before.str_short()} to {now.str_short()}"
+    return "the copies of a variable are now different on each replica, or no longer so"
+
+
+def _show_kind(kind: Any) -> str:
+    if isinstance(kind, Static):
+        value = kind.value.value if isinstance(kind.value, Frozen) else kind.value
+        return repr(value)
+    return "a per-replica value" if isinstance(kind, Split) else "an array or number"
+
+
+def as_function(fn: Any) -> tuple[Function, tuple[Any, ...]] | None:
+    """The `Function` in `fn` and the arguments bound to it, if it is one or a method of one."""
+    if isinstance(fn, Function):
+        return fn, ()
+    if isinstance(fn, types.MethodType) and isinstance(fn.__func__, Function):
+        return fn.__func__, (fn.__self__,)
+    if isinstance(fn, functools.partial) and not fn.keywords:
+        inner = as_function(fn.func)
+        return inner and (inner[0], inner[1] + fn.args)
+    return None
+
+
+def run_replicas(
+    strategy: Any, fn: Callable[..., PyTree], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> PyTree:
+    """`strategy.run(fn, args, kwargs)`, by the engine that the place and `fn` call for."""
+    here = context.current()
+    if here.frame is not None or in_trace():
+        return run_in_trace(strategy, fn, args, kwargs)
+    found = as_function(fn)
+    if found is None and here.compile_runs:
+        found = here.compile_runs.inner_function(fn)
+    if found is None:
+        return run_eagerly(strategy, fn, args, kwargs)
+    compiled, first = found
+    return compiled.run_on(strategy, (*first, *args), kwargs)

@@ -1,0 +1,121 @@
+"""`mx.value_and_grad` and `mx.grad`: gradients with respect to variables."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from mirrax._src.base import context
+from mirrax._src.base.values import PyTree
+from mirrax._src.engines.blocks import run_block
+from mirrax._src.state.frame import Frame
+from mirrax._src.state.variable import Variable
+
+
+def value_and_grad(
+    fn: Callable[..., Any], variables: PyTree, has_aux: bool = False
+) -> Callable[..., tuple[Any, PyTree]]:
+    """A function that returns `fn`'s value and its gradients with respect to `variables`.
+
+    >>> w = mx.Variable([1.0, 2.0])
+    >>> mx.value_and_grad(lambda x: jnp.sum(w * w) * x, w)(10.0)
+    (Array(50., dtype=float32, weak_type=True), Array([20., 40.], dtype=float32))
+
+    In a replica the gradients are the replica's own; sum them with `all_reduce`. Variables
+    that `fn` assigns (moving averages, say) keep what was assigned. Outside compiled code
+    `fn` is compiled by itself and found again next time, so Python effects such as `print`
+    happen only when it is traced; `mx.config.run_functions_eagerly(True)` switches that off.
+
+    Args:
+        fn: Returns a scalar, or with `has_aux` a pair (scalar, anything).
+        variables: A variable or any nested structure of variables.
+        has_aux: Whether `fn` returns a pair; the value then is `(value, aux)`.
+    """
+    leaves, tree = jax.tree.flatten(variables)
+    for leaf in leaves:
+        if not isinstance(leaf, Variable):
+            raise TypeError(
+                f"`variables` must hold mx.Variable objects only, got {type(leaf).__name__}. "
+                "For gradients with respect to arrays use `jax.grad`."
+            )
+        if not jnp.issubdtype(leaf.dtype, jnp.inexact):
+            raise TypeError(
+                f"Variable {leaf.name!r} has dtype {leaf.dtype}; gradients need a "
+                "floating-point variable."
+            )
+
+    def inline(fn: Callable[..., Any]) -> Callable[..., tuple[Any, PyTree]]:
+        return lambda *args, **kwargs: _differentiate(fn, leaves, tree, has_aux, args, kwargs)
+
+    key = ("value_and_grad", tuple(v.number for v in leaves), tree, has_aux)
+
+    @functools.wraps(fn)
+    def wrapped(*args: Any, **kwargs: Any) -> tuple[Any, PyTree]:
+        return run_block(inline, fn, key, args, kwargs)
+
+    return wrapped
+
+
+def grad(
+    fn: Callable[..., Any], variables: PyTree, has_aux: bool = False
+) -> Callable[..., PyTree]:
+    """As `value_and_grad`, but returns the gradients only, or with `has_aux` (gradients, aux).
+
+    >>> w = mx.Variable(3.0)
+    >>> mx.grad(lambda: w * w, w)()
+    Array(6., dtype=float32)
+    """
+    both = value_and_grad(fn, variables, has_aux)
+
+    @functools.wraps(fn)
+    def wrapped(*args: Any, **kwargs: Any) -> PyTree:
+        value, gradients = both(*args, **kwargs)
+        return (gradients, value[1]) if has_aux else gradients
+
+    return wrapped
+
+
+def _differentiate(
+    fn: Callable[..., Any],
+    variables: list[Variable],
+    tree: Any,
+    has_aux: bool,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> tuple[Any, PyTree]:
+    outer = context.current()
+    written: list[Variable] = []
+
+    def pure(values: list[jax.Array]) -> tuple[jax.Array, Any]:
+        frame = Frame(
+            dict(zip(variables, values)),
+            is_local=outer.frame.is_local if outer.frame else True,
+            is_spmd=outer.frame.is_spmd if outer.frame else False,
+            parent=outer.frame,
+        )
+        with context.changed(frame=frame):
+            result = fn(*args, **kwargs)
+        value, aux = _split_result(result, has_aux)
+        written[:] = frame.writes
+        return value, (aux, list(frame.writes.values()))
+
+    values = [v.read_value() for v in variables]
+    (value, (aux, writes)), gradients = jax.value_and_grad(pure, has_aux=True)(values)
+    for variable, new in zip(written, writes):
+        variable.store_local(new)
+    return ((value, aux) if has_aux else value), jax.tree.unflatten(tree, gradients)
+
+
+def _split_result(result: Any, has_aux: bool) -> tuple[jax.Array, Any]:
+    if not has_aux:
+        return jnp.asarray(result), None
+    if not isinstance(result, tuple) or len(result) != 2:
+        raise TypeError(
+            "With `has_aux=True` the function must return a pair (value, aux), got "
+            f"{type(result).__name__}."
+        )
+    return jnp.asarray(result[0]), result[1]

@@ -1,0 +1,91 @@
+"""Which results of a replica's program are the same on all replicas.
+
+JAX's own varying-axes types (`check_vma=True`) answer this too, but they reject ordinary
+user code (a `lax.scan` that starts from `jnp.zeros`), so the traced program is read instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from mirrax._src.base.jax_compat import ClosedJaxpr, Jaxpr, Literal
+from mirrax._src.base.mesh import AXIS_NAME
+from mirrax._src.collectives.same import MARK
+
+# Collectives whose result all replicas share, and those that give each its own.
+COMBINING = {"psum", "pmax", "pmin", "all_gather", "psum_invariant", "all_gather_invariant"}
+SEPARATING = {"axis_index", "ppermute", "all_to_all", "reduce_scatter", "psum_scatter"}
+COLLECTIVES = COMBINING | SEPARATING
+
+
+def is_collective(eqn: Any) -> bool:
+    """Whether `eqn` communicates between replicas (or asks which one this is)."""
+    return eqn.primitive.name in COLLECTIVES and AXIS_NAME in _axes(eqn)
+
+
+def sub_jaxprs(eqn: Any) -> Iterator[Jaxpr]:
+    """The programs inside an equation: bodies of loops, branches, calls."""
+    for param in eqn.params.values():
+        for item in param if isinstance(param, tuple | list) else (param,):
+            if isinstance(item, ClosedJaxpr):
+                yield item.jaxpr
+            elif isinstance(item, Jaxpr):
+                yield item
+
+
+def contains_collective(eqn: Any) -> bool:
+    """Whether `eqn` is a collective or has one inside."""
+    return is_collective(eqn) or any(
+        contains_collective(inner) for jaxpr in sub_jaxprs(eqn) for inner in jaxpr.eqns
+    )
+
+
+def invariant_outputs(jaxpr: Jaxpr, inputs: Sequence[bool]) -> list[bool]:
+    """For each output of `jaxpr` whether all replicas compute the same, given the inputs."""
+    known: dict[Any, bool] = dict(zip(jaxpr.invars, inputs))
+    known.update((var, True) for var in jaxpr.constvars)
+
+    def same(atom: Any) -> bool:
+        return isinstance(atom, Literal) or known.get(atom, False)
+
+    for eqn in jaxpr.eqns:
+        ins = [same(atom) for atom in eqn.invars]
+        known.update(zip(eqn.outvars, _invariant_results(eqn, ins)))
+    return [same(atom) for atom in jaxpr.outvars]
+
+
+def _invariant_results(eqn: Any, ins: list[bool]) -> list[bool]:
+    name = eqn.primitive.name
+    count = len(eqn.outvars)
+    if is_collective(eqn):
+        groups = eqn.params.get("axis_index_groups")
+        return [name in COMBINING and groups is None or all(ins) and name in COMBINING] * count
+    if name == "optimization_barrier":
+        return ins
+    if eqn.params.get("name") == MARK:
+        return [True] * count
+    inner = eqn.params.get("jaxpr") or eqn.params.get("call_jaxpr")
+    is_call = name in ("jit", "pjit", "closed_call", "remat2", "checkpoint", "custom_jvp_call")
+    if is_call and inner is not None:
+        inner = getattr(inner, "jaxpr", inner)
+        if len(inner.invars) == len(ins):
+            return invariant_outputs(inner, ins)
+    if not all(ins) or eqn.effects or "callback" in name:
+        return [False] * count
+    separating = any(
+        contains_separating(e) for jaxpr in sub_jaxprs(eqn) for e in jaxpr.eqns
+    )
+    return [not separating] * count
+
+
+def contains_separating(eqn: Any) -> bool:
+    """Whether `eqn` gives each replica something of its own, here or inside."""
+    if is_collective(eqn) and eqn.primitive.name in SEPARATING:
+        return True
+    return any(contains_separating(e) for jaxpr in sub_jaxprs(eqn) for e in jaxpr.eqns)
+
+
+def _axes(eqn: Any) -> tuple[Any, ...]:
+    axes = eqn.params.get("axes", eqn.params.get("axis_name", ()))
+    return axes if isinstance(axes, tuple | list) else (axes,)

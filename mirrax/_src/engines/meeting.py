@@ -1,0 +1,168 @@
+"""Where eager replicas meet: one thread a replica, one running at a time.
+
+The caller's thread hands the baton to replica 0, gets it back when that replica meets the
+others or ends, then hands it to replica 1, and so on. When all have arrived it does what
+they asked for and starts the next round. A failure of one replica wakes all the others.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mirrax
+
+
+class _Abandoned(BaseException):
+    """Unwinds a replica whose run has failed elsewhere; never reaches users."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a replica asks for when it arrives: something done once for all replicas.
+
+    Attributes:
+        what: The name to show, such as `merge_call`.
+        where: The user's line that asked.
+        act: Given every replica's payload, returns every replica's answer.
+        payload: What this replica brings.
+    """
+
+    what: str
+    where: str
+    act: Callable[[list[Any]], Sequence[Any]]
+    payload: Any
+
+
+class _Replica:
+    """One replica's thread and what it is doing."""
+
+    def __init__(self, body: Callable[[], Any], name: str, rejoin: threading.Semaphore) -> None:
+        self._body = body
+        self._rejoin = rejoin
+        self._go = threading.Semaphore(0)
+        self._abandoned = False
+        self.request: Request | None = None
+        self.answer: Any = None
+        self.result: Any = None
+        self.error: BaseException | None = None
+        self.is_done = False
+        self._thread = threading.Thread(target=self._main, name=name, daemon=True)
+        self._thread.start()
+
+    def _main(self) -> None:
+        self._go.acquire()
+        try:
+            if not self._abandoned:
+                self.result = self._body()
+        except _Abandoned:
+            pass
+        except BaseException as error:
+            self.error = error
+        finally:
+            self.is_done = True
+            self._rejoin.release()
+
+    def step(self) -> None:
+        """Lets the replica run until it meets the others or ends."""
+        self.request = None
+        self._go.release()
+        self._rejoin.acquire()
+
+    def meet(self, request: Request) -> Any:
+        """Called on the replica's thread: waits until the request is answered."""
+        self.request = request
+        self._rejoin.release()
+        self._go.acquire()
+        if self._abandoned:
+            raise _Abandoned
+        return self.answer
+
+    def abandon(self) -> None:
+        """Unwinds the replica if it is still waiting."""
+        if not self.is_done:
+            self._abandoned = True
+            self.step()
+        self._thread.join()
+
+
+class Meeting:
+    """Runs one function per replica, with meeting points between them."""
+
+    def __init__(self, describe: Callable[[int], str]) -> None:
+        self._describe = describe
+        self._replicas: list[_Replica] = []
+
+    def run(self, bodies: Sequence[Callable[[], Any]]) -> list[Any]:
+        """The bodies' results, in order.
+
+        Raises:
+            Exception: The first failing body's own, with a note that names the replica.
+            RuntimeError: If some replicas end while others wait for them.
+        """
+        rejoin = threading.Semaphore(0)
+        self._replicas = [
+            _Replica(body, f"mirrax {self._describe(i)}", rejoin)
+            for i, body in enumerate(bodies)
+        ]
+        try:
+            while True:
+                for i, replica in enumerate(self._replicas):
+                    replica.step()
+                    if replica.error is not None:
+                        replica.error.add_note(f"Raised in {self._describe(i)}.")
+                        raise replica.error
+                if all(replica.is_done for replica in self._replicas):
+                    return [replica.result for replica in self._replicas]
+                self._check_all_arrived()
+                requests = [replica.request for replica in self._replicas]
+                answers = requests[0].act([request.payload for request in requests])
+                for replica, answer in zip(self._replicas, answers):
+                    replica.answer = answer
+        finally:
+            for replica in self._replicas:
+                replica.abandon()
+
+    def meet(self, index: int, request: Request) -> Any:
+        """Called by replica `index`: the answer to its request."""
+        return self._replicas[index].meet(request)
+
+    def _check_all_arrived(self) -> None:
+        waiting = [i for i, r in enumerate(self._replicas) if r.request is not None]
+        ended = [i for i, r in enumerate(self._replicas) if r.is_done]
+        first = self._replicas[waiting[0]].request
+        assert first is not None
+        if ended:
+            raise RuntimeError(
+                f"{self._describe(ended[0]).capitalize()} returned while "
+                f"{self._describe(waiting[0])} waits in `{first.what}` ({first.where}).\n"
+                f"Every replica has to call `{first.what}` equally often; look for an `if` "
+                "that depends on the replica id."
+            )
+        for i, replica in enumerate(self._replicas):
+            request = replica.request
+            assert request is not None
+            if request.what != first.what:
+                raise RuntimeError(
+                    f"{self._describe(i).capitalize()} called `{request.what}` "
+                    f"({request.where}) while {self._describe(0)} waits in `{first.what}` "
+                    f"({first.where}).\nEvery replica has to make the same calls in the "
+                    "same order; look for an `if` that depends on the replica id."
+                )
+
+
+_PACKAGE = mirrax.__path__[0]
+
+
+def users_line() -> str:
+    """The innermost line outside mirrax and JAX: `train.py:31`."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None:
+        name = frame.f_code.co_filename
+        if not name.startswith(_PACKAGE) and "/jax/" not in name and "<string>" not in name:
+            break
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename.rsplit('/', 1)[-1]}:{frame.f_lineno}"

@@ -1,0 +1,324 @@
+"""`ReplicaContext`: what code can ask and do while it runs for one replica."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from mirrax._src.base import context
+from mirrax._src.base.devices import device_name
+from mirrax._src.base.jax_compat import Tracer
+from mirrax._src.base.mesh import AXIS_NAME
+from mirrax._src.base.reduce_op import ReduceOp, parse_reduce_op
+from mirrax._src.base.values import (
+    DistributedValues,
+    InProgram,
+    Mirrored,
+    PerReplica,
+    PyTree,
+    is_distributed,
+    part_of,
+    regroup,
+)
+from mirrax._src.collectives.options import CommunicationOptions
+from mirrax._src.collectives.sparse import IndexedSlices
+from mirrax._src.engines.meeting import Meeting, Request, users_line
+from mirrax._src.engines.spmd import in_program
+from mirrax._src.state.frame import RunEagerly
+
+_MergeLeaves = Callable[..., list[Any]]
+_PullBack = Callable[[list[Any], list[Any]], list[Any]]
+
+
+class ReplicaContext:
+    """The current replica: its id, and collectives with the other replicas.
+
+    >>> strategy = mx.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    >>> def replica_fn(x):
+    ...     return mx.distribute.get_replica_context().all_reduce("sum", x)
+    >>> strategy.run(replica_fn, args=(jnp.float32(2),))
+    Mirrored:{
+      0: Array(4., dtype=float32),
+      1: Array(4., dtype=float32)
+    }
+    """
+
+    __module__ = "mirrax.distribute"
+
+    def __init__(self, strategy: Any, local_index: int = 0) -> None:
+        self._strategy = strategy
+        self.local_index = local_index
+
+    @property
+    def strategy(self) -> Any:
+        """The strategy that runs this replica."""
+        return self._strategy
+
+    @property
+    def num_replicas_in_sync(self) -> int:
+        """The number of replicas over which gradients are summed."""
+        return self._strategy.num_replicas_in_sync
+
+    @property
+    def replica_id_in_sync_group(self) -> jax.Array:
+        """This replica's number, from 0 to `num_replicas_in_sync` - 1; an int32 array."""
+        return _replica_id(*self._strategy.place_of(self.local_index))
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """The device that this replica runs on, in a tuple of one."""
+        return (device_name(self._strategy.place_of(self.local_index)[1]),)
+
+    def all_reduce(
+        self,
+        reduce_op: ReduceOp | str,
+        value: PyTree,
+        options: CommunicationOptions | None = None,
+    ) -> PyTree:
+        """`value`, summed or averaged over all replicas; every replica gets the result.
+
+        Small arrays of a nested value travel together. The gradient is the same reduction
+        of the replicas' gradients, as in TensorFlow.
+
+        Args:
+            reduce_op: `ReduceOp.SUM`, `ReduceOp.MEAN` or their names, in any case.
+            value: An array, an `IndexedSlices`, or a nested structure of them.
+            options: How the reduction travels.
+        """
+        op = parse_reduce_op(reduce_op)
+        leaves, tree = jax.tree.flatten(value, is_leaf=_is_sparse)
+        leaves = [leaf if _is_sparse(leaf) else jnp.asarray(leaf) for leaf in leaves]
+
+        def merge(strategy: Any, *values: Any) -> list[Any]:
+            pairs = [(v, v.values if _is_sparse(v) else v) for v in values]
+            return strategy.extended.batch_reduce_to(op, pairs, options)
+
+        def pull_back(leaves: list[Any], gradients: list[Any]) -> list[Any]:
+            return self.all_reduce(op, gradients, options)
+
+        reduced = self._collective("all_reduce", merge, leaves, pull_back)
+        return jax.tree.unflatten(tree, reduced)
+
+    def all_gather(
+        self, value: PyTree, axis: int, options: CommunicationOptions | None = None
+    ) -> PyTree:
+        """The replicas' values joined along `axis`; every replica gets the result.
+
+        In an eager run their lengths along `axis` may differ.
+        """
+        leaves, tree = jax.tree.flatten(value)
+        leaves = [jnp.asarray(leaf) for leaf in leaves]
+        for leaf in leaves:
+            check_gather_axis(leaf, axis)
+
+        def merge(strategy: Any, *values: Any) -> list[Any]:
+            return [Mirrored.of(strategy.gather_everywhere(v, axis)) for v in values]
+
+        def pull_back(leaves: list[Any], gradients: list[Any]) -> list[Any]:
+            lengths = [np.int32(leaf.shape[axis]) for leaf in leaves]
+            starts = self._merge("all_gather", _start_positions, tuple(lengths), {})
+            summed = self.all_reduce(ReduceOp.SUM, gradients, options)
+            return [
+                lax.dynamic_slice_in_dim(total, start, leaf.shape[axis], axis % leaf.ndim)
+                for total, start, leaf in zip(summed, starts, leaves)
+            ]
+
+        gathered = self._collective("all_gather", merge, leaves, pull_back)
+        return jax.tree.unflatten(tree, gathered)
+
+    def merge_call(
+        self,
+        merge_fn: Callable[..., PyTree],
+        args: Sequence[Any] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> PyTree:
+        """Pauses all replicas and calls `merge_fn(strategy, *args, **kwargs)` once.
+
+        `merge_fn` runs in cross-replica context; arguments that differ between replicas
+        arrive as per-replica values. Each replica gets its own part of the result.
+        """
+        if not callable(merge_fn):
+            raise TypeError(f"`merge_fn` must be a function, got {merge_fn!r}.")
+        return self._merge("merge_call", merge_fn, tuple(args), dict(kwargs or {}))
+
+    def _collective(
+        self, what: str, merge: _MergeLeaves, leaves: list[Any], pull_back: _PullBack
+    ) -> list[Any]:
+        """`merge` of all replicas' leaves. A program's own gradient needs no `pull_back`."""
+        return list(self._merge(what, merge, tuple(leaves), {}))
+
+    def _merge(
+        self,
+        what: str,
+        merge_fn: Callable[..., PyTree],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> PyTree:
+        """One replica alone: `merge_fn` runs here and now."""
+        with context.changed(replica=None, updating=None):
+            result = merge_fn(self._strategy, *args, **kwargs)
+        return part_of(result, 0)
+
+    def __repr__(self) -> str:
+        return f"ReplicaContext({self._strategy.describe_replica(self.local_index)})"
+
+
+class SpmdReplicaContext(ReplicaContext):
+    """Every replica at once, while one program is traced for all of them."""
+
+    __module__ = "mirrax.distribute"
+
+    @property
+    def replica_id_in_sync_group(self) -> jax.Array:
+        return lax.axis_index(AXIS_NAME)
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        raise RuntimeError(
+            "`devices` of a replica is not known in a compiled function, which is one "
+            "program for all replicas; use `strategy.extended.worker_devices`."
+        )
+
+    def _merge(
+        self,
+        what: str,
+        merge_fn: Callable[..., PyTree],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> PyTree:
+        count = self.num_replicas_in_sync
+
+        def spread(leaf: Any) -> Any:
+            if isinstance(leaf, Mirrored) and leaf.piece is not None:
+                leaf = leaf.piece
+            return in_program(leaf, count) if isinstance(leaf, Tracer) else leaf
+
+        args, kwargs = jax.tree.map(spread, (args, kwargs), is_leaf=is_distributed)
+        with context.changed(replica=None, updating=None):
+            result = merge_fn(self._strategy, *args, **kwargs)
+        return jax.tree.map(self._own, result, is_leaf=is_distributed)
+
+    def _own(self, leaf: Any) -> Any:
+        """This replica's part of what a `merge_fn` returned."""
+        if isinstance(leaf, Mirrored) and leaf.piece is not None:
+            return leaf.piece
+        if isinstance(leaf, PerReplica) and isinstance(leaf.piece, InProgram):
+            return leaf.piece.array
+        if isinstance(leaf, DistributedValues):
+            parts = jnp.stack([jnp.asarray(part) for part in leaf.values])
+            return parts[lax.axis_index(AXIS_NAME)]
+        return leaf
+
+
+class EagerReplicaContext(ReplicaContext):
+    """One replica that runs as plain Python on a thread of its own."""
+
+    __module__ = "mirrax.distribute"
+
+    def __init__(
+        self,
+        strategy: Any,
+        local_index: int,
+        meeting: Meeting,
+        caller: context.Context,
+        shared_results: dict[int, tuple[Any, Mirrored]],
+    ) -> None:
+        super().__init__(strategy, local_index)
+        self._meeting = meeting
+        self._caller = caller
+        self._shared_results = shared_results
+
+    def _collective(
+        self, what: str, merge: _MergeLeaves, leaves: list[Any], pull_back: _PullBack
+    ) -> list[Any]:
+        if any(isinstance(x, Tracer) for x in jax.tree.leaves(leaves)):
+            return self._differentiable(what, merge, pull_back)(leaves)
+        return list(self._merge(what, merge, tuple(leaves), {}))
+
+    def _merge(
+        self,
+        what: str,
+        merge_fn: Callable[..., PyTree],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> PyTree:
+        frame = context.current().frame
+        if any(isinstance(x, Tracer) for x in jax.tree.leaves((args, kwargs))):
+            if frame is not None:
+                raise RunEagerly(f"`{what}` while a part of an eager replica is traced")
+            raise RuntimeError(
+                f"`{what}` ({users_line()}) is called on values that JAX is tracing "
+                "(`jax.jit`, `jax.grad`, `lax.scan`, ...) in an eager replica, where "
+                "replicas can only exchange real values. Wrap the replica function in "
+                "`mx.function`."
+            )
+        if frame is not None:
+            raise RunEagerly(f"`{what}` while a part of an eager replica is traced")
+        request = Request(what, users_line(), self._act, (merge_fn, args, kwargs))
+        return self._meeting.meet(self.local_index, request)
+
+    def _differentiable(
+        self, what: str, merge: _MergeLeaves, pull_back: _PullBack
+    ) -> Callable[[list[Any]], list[Any]]:
+        """The collective as a function that `jax.grad` can go through in an eager replica."""
+
+        @jax.custom_vjp
+        def meet(leaves: list[Any]) -> list[Any]:
+            return list(self._merge(what, merge, tuple(leaves), {}))
+
+        meet.defvjp(
+            lambda leaves: (meet(leaves), leaves),
+            lambda leaves, gradients: (pull_back(leaves, gradients),),
+        )
+        return meet
+
+    def _act(self, payloads: list[Any]) -> list[Any]:
+        """Done once, on the caller's thread, when all replicas have arrived."""
+        merge_fn = payloads[0][0]
+        args, kwargs = regroup(
+            [payload[1:] for payload in payloads],
+            self._strategy.describe_replica,
+            PerReplica,
+        )
+        with context.enter(self._caller):
+            result = merge_fn(self._strategy, *args, **kwargs)
+        for leaf in jax.tree.leaves(result, is_leaf=is_distributed):
+            if isinstance(leaf, Mirrored):
+                # The array is kept too, so that its id stays its own.
+                self._shared_results.update((id(v), (v, leaf)) for v in leaf.values)
+        return [part_of(result, i) for i in range(len(payloads))]
+
+
+def _start_positions(strategy: Any, *lengths: Any) -> list[PerReplica]:
+    """Where each replica's part of a gathered value begins."""
+    return [
+        PerReplica(np.cumsum([0, *parts[:-1]]).astype(np.int32))
+        for parts in (strategy.experimental_local_results(n) for n in lengths)
+    ]
+
+
+def check_gather_axis(value: Any, axis: int) -> None:
+    """Raises the error of a gather that cannot be: scalars, or an axis that is not there."""
+    ndim = np.ndim(value) if not hasattr(value, "ndim") else value.ndim
+    if ndim == 0:
+        raise ValueError(
+            "Scalars cannot be gathered, there is no axis to join them on; reshape them "
+            "to (1,) first."
+        )
+    if not -ndim <= axis < ndim:
+        raise ValueError(f"Axis {axis} is out of range for a value with {ndim} axes.")
+
+
+def _is_sparse(value: Any) -> bool:
+    return isinstance(value, IndexedSlices)
+
+
+@functools.lru_cache(maxsize=1024)
+def _replica_id(replica_id: int, device: jax.Device) -> jax.Array:
+    return jax.device_put(np.int32(replica_id), device)

@@ -1,0 +1,172 @@
+"""A call's arguments, sorted: what a program takes as arrays, and what it is built for."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from mirrax._src.base.jax_compat import Tracer
+from mirrax._src.base.mesh import ReplicaMesh
+from mirrax._src.base.values import (
+    DistributedValues,
+    Mirrored,
+    PerReplica,
+    PyTree,
+    Stacked,
+    is_array,
+    is_distributed,
+    is_number,
+    stack,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """A leaf with a part for each replica."""
+
+    is_scalar: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Same:
+    """An array or number that all replicas get; `wrapped` if it came as a `Mirrored`."""
+
+    wrapped: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Frozen:
+    """An argument that the user wants as a Python value; compared by value."""
+
+    value: Any
+
+
+_COMPARED = (str, bytes, bool, frozenset, type, enum.Enum, Frozen)
+
+
+@dataclass(frozen=True, slots=True)
+class Static:
+    """A leaf that is no array: the program is built for this very value."""
+
+    value: Any
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Static):
+            return False
+        mine, theirs = self.value, other.value
+        if mine is theirs:
+            return True
+        # Only plain values are compared; `==` of anything else may be an array.
+        return (
+            type(mine) is type(theirs)
+            and isinstance(mine, _COMPARED)
+            and mine == theirs
+        )
+
+    def __hash__(self) -> int:
+        if isinstance(self.value, _COMPARED):
+            return hash(self.value)
+        return id(self.value)
+
+
+SAME = Same(wrapped=False)
+SAME_WRAPPED = Same(wrapped=True)
+SPLIT = Split(is_scalar=False)
+SPLIT_SCALAR = Split(is_scalar=True)
+Kind = Split | Same | Static
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """What a program is built for: the structure of the arguments and the kind of each leaf."""
+
+    tree: Any
+    kinds: tuple[Kind, ...]
+
+    def arrays_of(self, leaves: Iterable[Any]) -> list[Any]:
+        """The leaves that are not static."""
+        return [x for x, k in zip(leaves, self.kinds) if not isinstance(k, Static)]
+
+    def rebuild(self, arrays: Iterable[Any]) -> PyTree:
+        """The arguments, with `arrays` in the places of those that are not static."""
+        it = iter(arrays)
+        leaves = [k.value if isinstance(k, Static) else next(it) for k in self.kinds]
+        return jax.tree.unflatten(self.tree, leaves)
+
+    def paths(self) -> list[str]:
+        """Where each leaf that is not static stands in the arguments, for messages."""
+        marks = jax.tree.unflatten(self.tree, range(len(self.kinds)))
+        flat = jax.tree_util.tree_flatten_with_path(marks)[0]
+        return [argument_path(path) for path, _ in flat]
+
+
+def argument_path(path: tuple[Any, ...]) -> str:
+    """The path of a leaf in `(args, kwargs)` as a person would name it."""
+    which, rest = path[0], path[1:]
+    if which.idx == 0:
+        return f"argument {rest[0].idx}" + jax.tree_util.keystr(rest[1:])
+    return f"argument {rest[0].key!r}" + jax.tree_util.keystr(rest[1:])
+
+
+def sort_arguments(
+    args: tuple[Any, ...], kwargs: dict[str, Any], mesh: ReplicaMesh | None
+) -> tuple[Signature, list[Any]]:
+    """The signature of a call and its arrays, placed for programs on `mesh`.
+
+    Raises:
+        UnevenError: If a per-replica argument does not fit in one array.
+    """
+    leaves, tree = jax.tree.flatten((args, kwargs), is_leaf=is_distributed)
+    kinds: list[Kind] = []
+    arrays: list[Any] = []
+    for leaf in leaves:
+        if isinstance(leaf, jax.Array):
+            kinds.append(SAME)
+            arrays.append(_placed(leaf, mesh))
+        elif isinstance(leaf, PerReplica):
+            piece = _piece(leaf, mesh)
+            kinds.append(SPLIT_SCALAR if piece.is_scalar else SPLIT)
+            arrays.append(piece.array)
+        elif isinstance(leaf, Mirrored):
+            kinds.append(SAME_WRAPPED)
+            whole = leaf.piece if leaf.piece is not None else leaf.values[0]
+            arrays.append(_placed(whole, mesh))
+        elif is_number(leaf) or is_array(leaf):
+            if isinstance(leaf, np.ndarray) and leaf.dtype == object:
+                kinds.append(Static(leaf))
+                continue
+            kinds.append(SAME)
+            arrays.append(leaf)
+        else:
+            kinds.append(Static(leaf))
+    return Signature(tree, tuple(kinds)), arrays
+
+
+def mesh_of_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> ReplicaMesh | None:
+    """The mesh that distributed arguments bring along, if any does."""
+    for leaf in jax.tree.leaves((args, kwargs), is_leaf=is_distributed):
+        if isinstance(leaf, DistributedValues):
+            if isinstance(leaf.piece, Stacked):
+                return leaf.piece.mesh
+            if isinstance(leaf.piece, jax.Array) and not isinstance(leaf.piece, Tracer):
+                return ReplicaMesh(tuple(leaf.piece.sharding.mesh.devices.flat))
+            return ReplicaMesh(tuple(d for part in leaf.values for d in part.devices()))
+    return None
+
+
+def _placed(array: jax.Array, mesh: ReplicaMesh | None) -> jax.Array:
+    if mesh is None or isinstance(array, Tracer) or not array.committed:
+        return array
+    return mesh.mirror(array)
+
+
+def _piece(value: PerReplica, mesh: ReplicaMesh | None) -> Stacked:
+    if mesh is None:
+        assert isinstance(value.piece, Stacked)
+        return value.piece
+    return stack(value, mesh)

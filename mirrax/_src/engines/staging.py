@@ -1,0 +1,330 @@
+"""Traces a function that uses variables: once, to a program of arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import jax
+
+from mirrax._src.base import context
+from mirrax._src.base.jax_compat import (
+    ClosedJaxpr,
+    Jaxpr,
+    Literal,
+    Tracer,
+    eval_jaxpr,
+    make_jaxpr,
+)
+from mirrax._src.base.mesh import ReplicaMesh
+from mirrax._src.base.values import (
+    Mirrored,
+    PerReplica,
+    PyTree,
+    Stacked,
+    is_distributed,
+)
+from mirrax._src.engines.program import Staged
+from mirrax._src.engines.replica_context import SpmdReplicaContext
+from mirrax._src.engines.signature import (
+    SAME,
+    SAME_WRAPPED,
+    SPLIT,
+    SPLIT_SCALAR,
+    Kind,
+    Signature,
+    Split,
+    Static,
+    sort_arguments,
+)
+from mirrax._src.engines.spmd import (
+    ReplicaTrace,
+    layout_in,
+    local_avals,
+    stored_form,
+    trace_replica,
+)
+from mirrax._src.state.distributed import DistributedVariable
+from mirrax._src.state.frame import Frame
+from mirrax._src.state.variable import Variable, live_variables
+
+
+def stage_run(
+    strategy: Any, fn: Callable[..., PyTree], signature: Signature, arrays: Sequence[Any]
+) -> Staged:
+    """`strategy.run(fn, ...)` as a program."""
+    mesh = strategy.replica_mesh
+    avals = local_avals(signature, arrays, mesh)
+
+    def trace() -> ReplicaTrace:
+        variables = {v: layout_in(v, v.stored)[0] for v in usable_variables(strategy)}
+        return trace_replica(
+            strategy, fn, signature, avals, variables, replica_context(strategy)
+        )
+
+    traced = until_no_new_variables(trace, fn)
+    consts = [mesh.mirror(c) if isinstance(c, jax.Array) else c for c in traced.closed.consts]
+    written = [traced.out_kind(traced.num_results + i) for i in range(len(traced.written))]
+    jaxpr = traced.closed.jaxpr
+    return Staged(
+        signature=signature,
+        reads={v: traced.variables[v] for v in traced.reads},
+        writes=dict(zip(traced.written, written)),
+        apply=lambda values, arrays: traced.bind(values, arrays, consts),
+        result=traced.result,
+        forwarded=_forwarded(jaxpr, traced.variables, traced.written, traced.num_results),
+    )
+
+
+def run_in_trace(
+    strategy: Any, fn: Callable[..., PyTree], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> PyTree:
+    """`strategy.run(fn, ...)` inside a function that is being traced."""
+    return call_in_trace(strategy, fn, args, kwargs, replica_context(strategy))
+
+
+def call_in_trace(
+    strategy: Any,
+    fn: Callable[..., PyTree],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    make_context: Callable[[Frame], context.Context],
+) -> PyTree:
+    """`fn` on all replicas, as a part of the program that is being traced."""
+    mesh = strategy.replica_mesh
+    parent = context.current().frame
+    signature, arrays = sort_arguments(args, kwargs, mesh)
+    values = {
+        v: parent.peek(v) if parent else v.stored for v in usable_variables(strategy)
+    }
+    variables = {v: layout_in(v, value)[0] for v, value in values.items()}
+    traced = trace_replica(
+        strategy,
+        fn,
+        signature,
+        local_avals(signature, arrays, mesh),
+        variables,
+        make_context,
+        parent,
+    )
+    reads = {v: layout_in(v, parent.read(v) if parent else v.stored)[1] for v in traced.reads}
+    results, written = traced.bind(reads, arrays, traced.closed.consts)
+    for i, (variable, array) in enumerate(zip(traced.written, written)):
+        kind = traced.out_kind(traced.num_results + i)
+        value = stored_form(variable, array, kind)
+        if parent is None:
+            raise RuntimeError(
+                f"Variable {variable.name!r} is assigned in a `run` inside `jax.jit`, which "
+                "knows nothing of variables. Use `mx.function` in place of `jax.jit`."
+            )
+        parent.write(variable, value)
+    return traced.result(results)
+
+
+@dataclass(frozen=True)
+class _CallTrace:
+    """A traced call: its jaxpr takes all `variables` and then the argument arrays."""
+
+    closed: ClosedJaxpr
+    variables: Mapping[Variable, Kind]
+    reads: tuple[Variable, ...]
+    writes: Mapping[Variable, Kind]
+    created: tuple[Variable, ...]
+    out_tree: Any
+    out_kinds: tuple[Kind, ...]
+    out_meshes: tuple[ReplicaMesh | None, ...]
+
+    @property
+    def num_results(self) -> int:
+        return sum(not isinstance(kind, Static) for kind in self.out_kinds)
+
+    def apply(
+        self, values: Mapping[Variable, jax.Array], arrays: Sequence[Any]
+    ) -> tuple[list[jax.Array], list[jax.Array]]:
+        bound = [values.get(v) for v in self.variables]
+        outs = eval_jaxpr(self.closed.jaxpr, self.closed.consts, *bound, *arrays)
+        return outs[: self.num_results], outs[self.num_results :]
+
+    def result(self, arrays: Sequence[jax.Array]) -> PyTree:
+        it = iter(arrays)
+        leaves = [
+            kind.value if isinstance(kind, Static) else _wrap(next(it), kind, mesh)
+            for kind, mesh in zip(self.out_kinds, self.out_meshes)
+        ]
+        return jax.tree.unflatten(self.out_tree, leaves)
+
+
+def stage_call(
+    fn: Callable[..., PyTree],
+    signature: Signature,
+    arrays: Sequence[Any],
+    mesh: ReplicaMesh | None,
+    *,
+    is_local: bool = False,
+) -> Staged:
+    """A call of `fn` in the current context as a program; `run`s inside become part of it.
+
+    With `is_local` the variables are one replica's own copies: a part of an eager replica.
+    """
+    traced = until_no_new_variables(
+        lambda: _trace_call(fn, signature, arrays, mesh, is_local), fn
+    )
+    return Staged(
+        signature=signature,
+        reads={v: traced.variables[v] for v in traced.reads},
+        writes=traced.writes,
+        apply=traced.apply,
+        result=traced.result,
+        forwarded=_forwarded(
+            traced.closed.jaxpr, traced.variables, traced.writes, traced.num_results
+        ),
+    )
+
+
+def _trace_call(
+    fn: Callable[..., PyTree],
+    signature: Signature,
+    arrays: Sequence[Any],
+    mesh: ReplicaMesh | None,
+    is_local: bool,
+) -> _CallTrace:
+    variables = {
+        v: SAME if is_local else layout_in(v, v.stored)[0] for v in live_variables()
+    }
+    seen: list[tuple[Frame, Any, list[Any], list[Any]]] = []
+
+    def body(values: list[jax.Array], arrays: list[jax.Array]) -> list[jax.Array]:
+        bound = {v: stored_form(v, x, k) for (v, k), x in zip(variables.items(), values)}
+        frame = Frame(bound, is_local=is_local)
+        args, kwargs = signature.rebuild(_wrap_arguments(signature, arrays, mesh))
+        with context.changed(frame=frame):
+            result = fn(*args, **kwargs)
+        leaves, tree = jax.tree.flatten(result, is_leaf=is_distributed)
+        results = [_unwrap(leaf) for leaf in leaves]
+        written = [layout_in(v, value) for v, value in frame.writes.items()]
+        seen.append((frame, tree, results, written))
+        outs = [array for kind, array, _ in results if not isinstance(kind, Static)]
+        return outs + [array for _, array in written]
+
+    given = [_global_aval(v, kind) for v, kind in variables.items()]
+    closed = make_jaxpr(body, None, (given, [_aval(array) for array in arrays]))
+    frame, tree, results, written = seen[-1]
+    return _CallTrace(
+        closed=closed,
+        variables=variables,
+        reads=tuple(frame.reads),
+        writes={v: kind for v, (kind, _) in zip(frame.writes, written)},
+        created=tuple(frame.created),
+        out_tree=tree,
+        out_kinds=tuple(kind for kind, _, _ in results),
+        out_meshes=tuple(mesh for _, _, mesh in results),
+    )
+
+
+def usable_variables(strategy: Any) -> list[Variable]:
+    """The variables that replicas of `strategy` can use: its own and ordinary ones."""
+    return [
+        v
+        for v in live_variables()
+        if v.strategy is strategy or not isinstance(v, DistributedVariable)
+    ]
+
+
+_Trace = TypeVar("_Trace", ReplicaTrace, _CallTrace)
+
+
+def until_no_new_variables(trace: Callable[[], _Trace], fn: Callable[..., Any]) -> _Trace:
+    """The first trace in which `fn` makes no variables; it may make them once."""
+    traced = trace()
+    if traced.created:
+        traced = trace()
+    if traced.created:
+        names = ", ".join(repr(v.name) for v in traced.created)
+        raise ValueError(
+            f"{getattr(fn, '__name__', fn)!r} makes new variables ({names}) each time it is "
+            "traced. A compiled function may make variables on its first call only: keep "
+            "them, for example `if self.w is None: self.w = mx.Variable(...)`."
+        )
+    return traced
+
+
+def replica_context(strategy: Any) -> Callable[[Frame], context.Context]:
+    return lambda frame: context.Context(
+        strategy, replica=SpmdReplicaContext(strategy), frame=frame
+    )
+
+
+def _wrap_arguments(
+    signature: Signature, arrays: Sequence[jax.Array], mesh: ReplicaMesh | None
+) -> list[Any]:
+    kinds = [kind for kind in signature.kinds if not isinstance(kind, Static)]
+    return [_wrap_argument(kind, array, mesh) for kind, array in zip(kinds, arrays)]
+
+
+def _wrap_argument(kind: Kind, array: jax.Array, mesh: ReplicaMesh | None) -> Any:
+    if isinstance(kind, Split):
+        assert mesh is not None
+        return PerReplica.of(Stacked(array, mesh, kind.is_scalar))
+    return Mirrored.of(array) if kind == SAME_WRAPPED else array
+
+
+def _unwrap(leaf: Any) -> tuple[Kind, Any, ReplicaMesh | None]:
+    """A leaf that a traced function returns: its kind, its array and its mesh."""
+    if isinstance(leaf, PerReplica):
+        if isinstance(leaf.piece, Stacked):
+            return (SPLIT_SCALAR if leaf.piece.is_scalar else SPLIT), leaf.piece.array, leaf.piece.mesh
+        return Static(leaf), None, None
+    if isinstance(leaf, Mirrored) and leaf.piece is not None:
+        return SAME_WRAPPED, leaf.piece, None
+    if isinstance(leaf, Tracer):
+        return SAME, leaf, None
+    return Static(leaf), None, None
+
+
+def _wrap(array: jax.Array, kind: Kind, mesh: ReplicaMesh | None) -> Any:
+    if isinstance(kind, Split):
+        return _wrap_argument(kind, array, mesh)
+    if kind == SAME_WRAPPED:
+        return Mirrored.of(array)
+    return first_copy(array)
+
+
+def first_copy(array: jax.Array) -> jax.Array:
+    """A replicated array as one array on the first device."""
+    if isinstance(array, Tracer) or len(array.sharding.device_set) == 1:
+        return array
+    return array.addressable_data(0) if array.is_fully_replicated else array
+
+
+def _global_aval(variable: Variable, kind: Kind) -> jax.ShapeDtypeStruct:
+    shape = variable.shape
+    if isinstance(kind, Split):
+        size = variable.strategy.replica_mesh.size
+        shape = (size,) if kind.is_scalar else (shape[0] * size, *shape[1:])
+    return jax.ShapeDtypeStruct(shape, variable.dtype)
+
+
+def _aval(array: Any) -> jax.ShapeDtypeStruct:
+    aval = jax.typeof(array)
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
+
+
+def _forwarded(
+    jaxpr: Jaxpr, variables: Iterable[Variable], written: Iterable[Variable], num_results: int
+) -> frozenset[Variable]:
+    """The variables whose array the caller may hold after a call.
+
+    JAX returns an input that is an output as the very same array: a variable that is
+    returned, or an argument that is assigned.
+    """
+    inputs = dict(zip(jaxpr.invars, variables))
+    results = {v for v in jaxpr.outvars[:num_results] if not isinstance(v, Literal)}
+    given = {*jaxpr.invars, *jaxpr.constvars}
+    returned = {inputs[var] for var in results if var in inputs}
+    assigned = {
+        variable
+        for variable, var in zip(written, jaxpr.outvars[num_results:])
+        if isinstance(var, Literal) or var in given or var in results
+    }
+    return frozenset(returned | assigned)

@@ -1,0 +1,66 @@
+"""`MirroredVariable`: copies that are kept in step when they are written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from mirrax._src.base import context
+from mirrax._src.base.reduce_op import VariableAggregation
+from mirrax._src.base.values import PerReplica
+from mirrax._src.state.distributed import DistributedVariable, aggregate, as_array
+from mirrax._src.state.variable import VariableSpec
+
+
+class MirroredVariable(DistributedVariable):
+    """A variable whose copies are kept in step.
+
+    Cross-replica code assigns all copies. In a replica the values of all replicas are
+    combined by `aggregation` first; with `NONE` each replica sets its own copy.
+    """
+
+    __module__ = "mirrax.distribute"
+
+    def __init__(self, spec: VariableSpec, strategy: Any) -> None:
+        super().__init__(spec, strategy)
+        if spec.aggregation is VariableAggregation.MEAN and not jnp.issubdtype(
+            self.dtype, jnp.inexact
+        ):
+            raise ValueError(
+                f"Variable {self.name!r}: aggregation MEAN needs a floating-point variable, "
+                f"this one is {self.dtype}."
+            )
+
+    def _read_together(self, here: context.Context) -> jax.Array:
+        return self.first(here) if self._is_split(here) else self._whole(here)
+
+    def _is_split(self, here: context.Context) -> bool:
+        value = here.frame.read(self) if here.frame else self.stored
+        return isinstance(value, PerReplica)
+
+    def _whole(self, here: context.Context) -> jax.Array:
+        return here.frame.read(self) if here.frame else self.copy(0)
+
+    def _assign_together(
+        self, here: context.Context, value: Any, update: Callable[[Any, Any], Any]
+    ) -> None:
+        if isinstance(value, PerReplica) or self._is_split(here):
+            self._update_copies(value, update)
+        else:
+            self._store_all(here, update(lambda: self._whole(here), self.convert(value)))
+
+    def _assign_in_replica(
+        self, here: context.Context, value: Any, update: Callable[[Any, Any], Any]
+    ) -> None:
+        if self.aggregation is VariableAggregation.NONE:
+            self._store_own(here, update(self.read_value, self.convert(value)))
+            return
+
+        def merge(strategy: Any, value: Any) -> None:
+            together = aggregate(strategy, value, self.aggregation, self)
+            self._update_copies(together, update)
+
+        here.replica.merge_call(merge, (as_array(value),))

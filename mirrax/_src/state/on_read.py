@@ -1,0 +1,62 @@
+"""`SyncOnReadVariable`: each replica writes its own copy; reading combines them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from mirrax._src.base import context
+from mirrax._src.base.reduce_op import ReduceOp, VariableAggregation
+from mirrax._src.base.values import PerReplica
+from mirrax._src.state.distributed import DistributedVariable
+from mirrax._src.state.variable import VariableSpec, _set
+
+
+class SyncOnReadVariable(DistributedVariable):
+    """A variable with an independent copy on each replica, combined when it is read."""
+
+    __module__ = "mirrax.distribute"
+
+    def __init__(self, spec: VariableSpec, strategy: Any) -> None:
+        super().__init__(spec, strategy)
+        # From the start in the form that replicas' writes give it, so that the first
+        # compiled step is not traced again for the second one.
+        self.stored = PerReplica(self._copies())
+
+    def _read_together(self, here: context.Context) -> jax.Array:
+        if self.aggregation is VariableAggregation.NONE:
+            raise ValueError(
+                f"Variable {self.name!r} has synchronization ON_READ and aggregation NONE, "
+                "so it has no value outside a replica. Read its copies with "
+                "`strategy.experimental_local_results(variable)`, or give it an "
+                "aggregation."
+            )
+        if self.aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
+            return self.first(here)
+        return self.combine(here, ReduceOp.from_variable_aggregation(self.aggregation))
+
+    def _assign_in_replica(
+        self, here: context.Context, value: Any, update: Callable[[Any, Any], Any]
+    ) -> None:
+        self._store_own(here, update(self.read_value, self.convert(value)))
+
+    def _assign_together(
+        self, here: context.Context, value: Any, update: Callable[[Any, Any], Any]
+    ) -> None:
+        if self.aggregation is VariableAggregation.NONE:
+            raise ValueError(
+                f"Variable {self.name!r} has synchronization ON_READ and aggregation NONE: "
+                "it can only be assigned inside a replica."
+            )
+        if self.aggregation is VariableAggregation.SUM:
+            if update is not _set:
+                raise ValueError(
+                    f"Variable {self.name!r} is summed when it is read: `assign_add` and "
+                    "`assign_sub` outside a replica would count once for each replica. "
+                    "Call them inside `strategy.run`, or use `assign`."
+                )
+            count = self.strategy.num_replicas_in_sync
+            value = (self.convert(value) / count).astype(self.dtype)
+        self._update_copies(value, update)

@@ -1,0 +1,288 @@
+"""`Variable`: what all kinds share, and the ordinary kind."""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mirrax._src.base import context
+from mirrax._src.base.arraylike import ArrayLike
+from mirrax._src.base.jax_compat import Tracer
+from mirrax._src.base.reduce_op import VariableAggregation, VariableSynchronization
+from mirrax._src.base.values import Mirrored
+from mirrax._src.state.frame import RunEagerly
+
+_numbers = itertools.count()
+_all: dict[int, weakref.ref[Variable]] = {}
+
+# The numbers of variables whose array is also in the user's hands. A compiled step that would reuse
+# (donate) such an array copies it first, so that what was read stays readable.
+shared: set[int] = set()
+
+
+def live_variables() -> list[Variable]:
+    """Every variable that exists, oldest first."""
+    return [v for v in (ref() for ref in list(_all.values())) if v is not None]
+
+
+@dataclass(frozen=True)
+class VariableSpec:
+    """What a call of `mx.Variable(...)` asks for."""
+
+    initial_value: Any
+    trainable: bool | None = None
+    name: str | None = None
+    dtype: Any = None
+    synchronization: VariableSynchronization = VariableSynchronization.AUTO
+    aggregation: VariableAggregation = VariableAggregation.NONE
+
+    def __post_init__(self) -> None:
+        for field, kind in (
+            ("synchronization", VariableSynchronization),
+            ("aggregation", VariableAggregation),
+        ):
+            if not isinstance(getattr(self, field), kind):
+                raise ValueError(
+                    f"`{field}` must be one of {', '.join(map(str, kind))}, got "
+                    f"{getattr(self, field)!r}."
+                )
+        if self.synchronization is VariableSynchronization.NONE:
+            raise ValueError(
+                f"Variable {self.name!r}: synchronization NONE is not supported; use AUTO, "
+                "ON_WRITE (copies kept in step) or ON_READ (combined when read)."
+            )
+
+    def initial_array(self) -> jax.Array:
+        """The initial value, computed now even while something is traced."""
+        with jax.ensure_compile_time_eval():
+            value = self.initial_value
+            value = value() if callable(value) else value
+            if isinstance(value, Tracer):
+                raise RunEagerly(
+                    "a variable is made from a value that only exists while tracing"
+                )
+            if isinstance(value, Variable | Mirrored):
+                value = value.__jax_array__()
+            if value is None:
+                raise ValueError(
+                    "A variable needs an `initial_value`: an array, a number or a "
+                    "function without arguments that returns one."
+                )
+            return jnp.asarray(value, dtype=self.dtype)
+
+
+class _VariableType(type):
+    """Lets the current strategy choose the kind that `mx.Variable(...)` makes."""
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        if cls is not Variable:
+            return super().__call__(*args, **kwargs)
+        spec = VariableSpec(*args, **kwargs)
+        return context.current().strategy.extended.create_variable(spec)
+
+
+class Variable(ArrayLike, metaclass=_VariableType):
+    """An array that can be assigned. In a strategy's scope, a copy on each device.
+
+    >>> v = mx.Variable(1.0, name="v")
+    >>> v.assign_add(2.0)
+    <mx.Variable 'v' shape=() dtype=float32, numpy=3.0>
+
+    Args:
+        initial_value: An array, a number, or a function without arguments that makes one.
+        trainable: Whether an optimizer should train it; the default is True, and False
+            for `synchronization=ON_READ`.
+        name: Shown in messages; made unique by nothing.
+        dtype: The type to convert `initial_value` to.
+        synchronization: When copies are brought together: `AUTO`, `ON_WRITE`, `ON_READ`.
+        aggregation: How values that replicas assign are combined.
+    """
+
+    __module__ = "mirrax"
+
+    def __init__(
+        self,
+        initial_value: Any,
+        trainable: bool | None = None,
+        name: str | None = None,
+        dtype: Any = None,
+        synchronization: VariableSynchronization = VariableSynchronization.AUTO,
+        aggregation: VariableAggregation = VariableAggregation.NONE,
+    ) -> None:
+        # The metaclass turns `mx.Variable(...)` into one of the kinds' `create`.
+        raise AssertionError
+
+    def _setup(self, spec: VariableSpec, strategy: Any, value: Any, like: jax.Array):
+        self.number = next(_numbers)
+        self.name = spec.name or "Variable"
+        self.trainable = (
+            spec.synchronization is not VariableSynchronization.ON_READ
+            if spec.trainable is None
+            else spec.trainable
+        )
+        self.synchronization = spec.synchronization
+        self.aggregation = spec.aggregation
+        self.strategy = strategy
+        self.shape: tuple[int, ...] = like.shape
+        self.dtype = like.dtype
+        self.stored = value
+        _all[self.number] = weakref.ref(self, lambda _, n=self.number: _forget(n))
+        shared.add(self.number)
+        frame = context.current().frame
+        if frame is not None:
+            frame.add_created(self)
+
+    # Reading -------------------------------------------------------------------------
+
+    def read_value(self) -> jax.Array:
+        """The value now; later assignments do not change it."""
+        frame = context.current().frame
+        return frame.read(self) if frame else self.concrete(is_local=True)
+
+    def concrete(self, is_local: bool) -> Any:
+        """The array that is stored, outside any frame; `is_local` means one replica's."""
+        shared.add(self.number)
+        return self.stored
+
+    value = read_value
+
+    def __jax_array__(self) -> jax.Array:
+        return self.read_value()
+
+    def numpy(self) -> np.ndarray:
+        """The value as a NumPy array of its own."""
+        return np.array(self.read_value())
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    # Writing -------------------------------------------------------------------------
+
+    def assign(self, value: Any, read_value: bool = True) -> Any:
+        """Replaces the value. Returns the variable, or None with `read_value=False`."""
+        self._assign(value, _set)
+        return self if read_value else None
+
+    def assign_add(self, delta: Any, read_value: bool = True) -> Any:
+        """Adds `delta`. Returns the variable, or None with `read_value=False`."""
+        self._assign(delta, _add)
+        return self if read_value else None
+
+    def assign_sub(self, delta: Any, read_value: bool = True) -> Any:
+        """Subtracts `delta`. Returns the variable, or None with `read_value=False`."""
+        self._assign(delta, _subtract)
+        return self if read_value else None
+
+    def _assign(self, value: Any, update: Callable[[Any, Any], Any]) -> None:
+        here = context.current()
+        if here.replica is not None and here.strategy.num_replicas_in_sync > 1:
+            raise ValueError(
+                f"Variable {self.name!r} was made outside the scope of the strategy, so it "
+                "has one copy, which replicas cannot assign. Make it inside "
+                "`with strategy.scope():`, or assign it outside `run`."
+            )
+        self._store(update(self.read_value, self.convert(value)))
+
+    def _store(self, value: jax.Array) -> None:
+        frame = context.current().frame
+        if frame is not None:
+            frame.write(self, value)
+        else:
+            self._check_leak(value)
+            self.stored = value
+            shared.add(self.number)
+
+    def store_local(self, value: jax.Array) -> None:
+        """Keeps what a traced part of the current code has assigned."""
+        self._store(value)
+
+    def convert(self, value: Any) -> jax.Array:
+        """`value` as an array of this variable's shape and dtype."""
+        array = jnp.asarray(value)
+        if array.shape != self.shape:
+            raise ValueError(
+                f"Variable {self.name!r} has shape {self.shape}; a value of shape "
+                f"{array.shape} cannot be assigned to it."
+            )
+        if array.dtype != self.dtype:
+            if not _fits(array.dtype, self.dtype):
+                raise ValueError(
+                    f"Variable {self.name!r} has dtype {self.dtype}; assigning a value of "
+                    f"dtype {array.dtype} would lose information. Convert it first: "
+                    f"`value.astype({self.dtype})`."
+                )
+            array = array.astype(self.dtype)
+        return array
+
+    def _check_leak(self, value: Any) -> None:
+        if isinstance(value, Tracer):
+            raise RuntimeError(
+                f"Variable {self.name!r} is assigned a traced value, which would leak out "
+                "of the function that JAX is tracing (`jax.jit`, `jax.grad`, `lax.scan`, "
+                "...). Use `mx.function` in place of `jax.jit` and `mx.value_and_grad` in "
+                "place of `jax.grad`, or return the value and assign it outside."
+            )
+
+    # Showing -------------------------------------------------------------------------
+
+    def __repr__(self) -> str:
+        return describe_variable(self.name, self, self.read_value())
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Variable:
+        raise TypeError(
+            f"Variable {self.name!r} cannot be copied: make a new one from its value, "
+            "`mx.Variable(v.read_value())`."
+        )
+
+
+class OrdinaryVariable(Variable):
+    """A variable with one copy, made outside any distributing strategy."""
+
+    __module__ = "mirrax"
+
+    def __init__(self, spec: VariableSpec, strategy: Any = None) -> None:
+        array = spec.initial_array()
+        self._setup(spec, strategy, array, array)
+
+
+OrdinaryVariable.__name__ = OrdinaryVariable.__qualname__ = "Variable"
+
+
+def describe_variable(name: str, variable: Variable, value: Any) -> str:
+    """One variable, or one copy of one, as its `repr` shows it."""
+    kind = f"shape={variable.shape} dtype={variable.dtype}"
+    if isinstance(value, Tracer):
+        return f"<mx.Variable '{name}' {kind}, traced>"
+    array = np.asarray(value)
+    return f"<mx.Variable '{name}' {kind}, numpy={array if array.ndim == 0 else repr(array)}>"
+
+
+def _forget(number: int) -> None:
+    _all.pop(number, None)
+    shared.discard(number)
+
+
+def _fits(source: Any, target: Any) -> bool:
+    order = (jnp.bool_, jnp.integer, jnp.floating, jnp.complexfloating)
+    rank = [next(i for i, k in enumerate(order) if jnp.issubdtype(d, k)) for d in (source, target)]
+    return rank[0] <= rank[1]
+
+
+def _set(read: Callable[[], Any], value: Any) -> Any:
+    return value
+
+
+def _add(read: Callable[[], Any], value: Any) -> Any:
+    return read() + value
+
+
+def _subtract(read: Callable[[], Any], value: Any) -> Any:
+    return read() - value

@@ -1,0 +1,91 @@
+"""The default strategy, in force outside any scope, and the functions that ask what is in force."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from mirrax._src.base import context
+from mirrax._src.base.context import Context
+from mirrax._src.base.values import PyTree
+from mirrax._src.engines.replica_context import ReplicaContext
+from mirrax._src.state.variable import OrdinaryVariable, Variable, VariableSpec
+from mirrax._src.strategies.extended import StrategyExtended
+from mirrax._src.strategies.strategy import Strategy
+
+
+class _DefaultExtended(StrategyExtended):
+    __module__ = "mirrax.distribute"
+
+    def create_variable(self, spec: VariableSpec) -> Variable:
+        return OrdinaryVariable(spec)
+
+    def variable_created_in_scope(self, v: Variable) -> bool:
+        return v.strategy is None
+
+
+class _DefaultStrategy(Strategy):
+    """What is current outside any scope: runs everything in place, as one replica."""
+
+    __module__ = "mirrax.distribute"
+
+    def __init__(self) -> None:
+        extended = _DefaultExtended()
+        super().__init__(extended, None)
+        extended.attach(self)
+
+    def _run(
+        self, fn: Callable[..., PyTree], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> PyTree:
+        with context.changed(replica=ReplicaContext(self)):
+            return fn(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        return "the default strategy"
+
+
+_default = _DefaultStrategy()
+_default_context = Context(_default, replica=ReplicaContext(_default))
+context.set_default_context(lambda: _default_context)
+
+
+def get_strategy() -> Strategy:
+    """The current strategy; outside any scope the default one.
+
+    >>> mx.distribute.get_strategy()
+    the default strategy
+    """
+    return context.current().strategy
+
+
+def has_strategy() -> bool:
+    """Whether a strategy other than the default one is current."""
+    return not context.is_default()
+
+
+def get_replica_context() -> ReplicaContext | None:
+    """The current replica's context, or None in cross-replica context."""
+    return context.current().replica
+
+
+def in_cross_replica_context() -> bool:
+    """Whether the current code works for all replicas together."""
+    return context.current().replica is None
+
+
+def in_update_context() -> bool:
+    """Whether the current code runs inside `extended.update`."""
+    return context.current().updating is not None
+
+
+def experimental_set_strategy(strategy: Strategy | None) -> None:
+    """Makes `strategy` current for this thread from now on; None goes back to the default."""
+    if context.depth() > (1 if context.has_base() else 0):
+        raise RuntimeError(
+            "`experimental_set_strategy` is called inside a scope. Call it outside of all "
+            "`with strategy.scope():` blocks and of `run`."
+        )
+    if strategy is not None and not isinstance(strategy, Strategy):
+        raise TypeError(f"`strategy` must be a Strategy or None, got {strategy!r}.")
+    is_default = strategy is None or strategy is _default
+    context.replace_base(None if is_default else Context(strategy))

@@ -1,0 +1,42 @@
+"""`MirroredStrategy`: one replica on each device of one machine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mirrax._src.base.devices import DeviceLike, resolve_devices
+from mirrax._src.base.mesh import ReplicaMesh
+from mirrax._src.collectives.algorithms import NcclAllReduce
+from mirrax._src.collectives.ops import CrossDeviceOps
+from mirrax._src.strategies.extended import StrategyExtended
+from mirrax._src.strategies.strategy import Strategy
+
+
+class MirroredStrategy(Strategy):
+    """Synchronous training on all devices of one machine, with a copy of each variable on each.
+
+    >>> strategy = mx.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    >>> strategy.num_replicas_in_sync
+    2
+
+    Args:
+        devices: Device strings (`"GPU:0"`) or `jax.Device`s; all accelerators by default,
+            or all CPU devices where there are none.
+        cross_device_ops: How values are reduced; `NcclAllReduce()` by default.
+    """
+
+    __module__ = "mirrax.distribute"
+
+    def __init__(
+        self,
+        devices: Sequence[DeviceLike] | None = None,
+        cross_device_ops: CrossDeviceOps | None = None,
+    ) -> None:
+        if cross_device_ops is not None and not isinstance(cross_device_ops, CrossDeviceOps):
+            raise TypeError(
+                "`cross_device_ops` must be a CrossDeviceOps, such as "
+                f"mx.distribute.NcclAllReduce(), got {cross_device_ops!r}."
+            )
+        extended = StrategyExtended(cross_device_ops or NcclAllReduce())
+        super().__init__(extended, ReplicaMesh(resolve_devices(devices)))
+        extended.attach(self)

@@ -1,0 +1,39 @@
+"""`OneDeviceStrategy`: everything on one device, with the interface of the others."""
+
+from __future__ import annotations
+
+import jax
+
+from mirrax._src.base.devices import DeviceLike, resolve_device
+from mirrax._src.base.mesh import ReplicaMesh
+from mirrax._src.state.variable import OrdinaryVariable, Variable, VariableSpec
+from mirrax._src.strategies.extended import StrategyExtended
+from mirrax._src.strategies.strategy import Strategy
+
+
+class _OneDeviceExtended(StrategyExtended):
+    __module__ = "mirrax.distribute"
+
+    def _create(self, spec: VariableSpec) -> Variable:
+        variable = OrdinaryVariable(spec, self._strategy)
+        variable.stored = jax.device_put(variable.stored, self._strategy.replica_mesh.devices[0])
+        return variable
+
+
+class OneDeviceStrategy(Strategy):
+    """Runs everything on one device; for trying out code that is written for many.
+
+    >>> strategy = mx.distribute.OneDeviceStrategy("CPU:0")
+    >>> strategy.run(lambda x: x + 1, args=(1,))
+    2
+
+    Args:
+        device: A device string (`"GPU:0"`) or a `jax.Device`.
+    """
+
+    __module__ = "mirrax.distribute"
+
+    def __init__(self, device: DeviceLike) -> None:
+        extended = _OneDeviceExtended()
+        super().__init__(extended, ReplicaMesh((resolve_device(device),)))
+        extended.attach(self)

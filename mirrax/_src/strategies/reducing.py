@@ -1,0 +1,178 @@
+"""One value of all replicas: what `Strategy.reduce` does with each leaf."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from mirrax._src.base.mesh import AXIS_NAME
+from mirrax._src.base.reduce_op import ReduceOp
+from mirrax._src.base.values import (
+    DistributedValues,
+    InProgram,
+    Mirrored,
+    PerReplica,
+    UnevenError,
+    is_array,
+    is_number,
+    stack,
+)
+from mirrax._src.collectives.launch import launch
+from mirrax._src.collectives.sparse import IndexedSlices
+from mirrax._src.engines.staging import first_copy
+
+
+@dataclass(frozen=True)
+class SumAlong:
+    """A replica's part of a reduction over an axis: its sum and the number of elements."""
+
+    op: ReduceOp
+    axis: int | tuple[int, ...]
+
+    def __call__(self, arrays: list[jax.Array]) -> list[jax.Array]:
+        total = lax.psum(jnp.sum(arrays[0], self.axis), AXIS_NAME)
+        if self.op is ReduceOp.SUM:
+            return [total]
+        return [total / lax.psum(_count(arrays[0], self.axis), AXIS_NAME)]
+
+
+@dataclass(frozen=True)
+class Combine:
+    """Sums that replicas have made already, and their numbers of elements, into one."""
+
+    op: ReduceOp
+
+    def __call__(self, arrays: list[jax.Array]) -> list[jax.Array]:
+        total, count = (lax.psum(array, AXIS_NAME) for array in arrays)
+        return [total if self.op is ReduceOp.SUM else total / count]
+
+
+def reduce_leaf(
+    strategy: Any,
+    op: ReduceOp,
+    value: Any,
+    axis: int | Sequence[int] | None,
+    path: str,
+) -> Any:
+    """One leaf of `strategy.reduce`; `path` names it in messages."""
+    if isinstance(value, IndexedSlices):
+        if axis is not None:
+            raise ValueError(
+                "`reduce` of IndexedSlices needs `axis=None`: their rows are joined, not "
+                "summed along an axis."
+            )
+        return _reduce_across(strategy, op, value)
+    if axis is not None:
+        return _reduce_along(strategy, op, value, axis, path)
+    if not isinstance(value, DistributedValues):
+        return _reduce_plain(strategy, op, value, path)
+    if strategy.replica_mesh is not None and not isinstance(value, Mirrored):
+        _check_equal_shapes(strategy, value, path)
+    return _reduce_across(strategy, op, value)
+
+
+def _reduce_across(strategy: Any, op: ReduceOp, value: Any) -> Any:
+    mesh = strategy.replica_mesh
+    if mesh is None or mesh.size == 1:
+        return jax.tree.map(lambda v: v, value.values[0] if not isinstance(value, IndexedSlices) else value)
+    reduced = strategy.extended.reduce_to(op, value, mesh.local_devices)
+    return jax.tree.map(_plain, reduced, is_leaf=lambda v: isinstance(v, DistributedValues))
+
+
+def _plain(value: Any) -> Any:
+    if not isinstance(value, Mirrored):
+        return value
+    return first_copy(value.piece) if value.piece is not None else value.values[0]
+
+
+def _reduce_plain(strategy: Any, op: ReduceOp, value: Any, path: str) -> Any:
+    if op is ReduceOp.MEAN or strategy.num_replicas_in_sync == 1:
+        return value
+    raise ValueError(
+        f"`reduce` with SUM got value{path} = {value!r}, which is not distributed: whether "
+        "it is meant once or once per replica cannot be told. Pass what `run` returned, or "
+        "multiply by `strategy.num_replicas_in_sync` yourself."
+    )
+
+
+def _reduce_along(
+    strategy: Any, op: ReduceOp, value: Any, axis: int | Sequence[int], path: str
+) -> Any:
+    axes = axis if isinstance(axis, int) else tuple(axis)
+    mesh = strategy.replica_mesh
+    if mesh is None or mesh.size == 1:
+        array = jnp.asarray(value.values[0] if isinstance(value, DistributedValues) else value)
+        _check_axis(array, axes, path)
+        total = jnp.sum(array, axes)
+        return total if op is ReduceOp.SUM else total / _count(array, axes)
+    if not isinstance(value, DistributedValues):
+        value = Mirrored.of(mesh.mirror(jnp.asarray(value))) if not _traced(value) else Mirrored.of(value)
+    if isinstance(value.piece, InProgram):
+        _check_axis(value.piece.array, axes, path)
+        return SumAlong(op, axes)([value.piece.array])[0]
+    if isinstance(value, Mirrored) and value.piece is not None:
+        _check_axis(value.piece, axes, path)
+        total = jnp.sum(first_copy(value.piece), axes)
+        return total * mesh.size if op is ReduceOp.SUM else total / _count(value.piece, axes)
+    try:
+        piece = stack(value, mesh)
+        _check_axis(jax.ShapeDtypeStruct(piece.local_shape, piece.array.dtype), axes, path)
+        return first_copy(launch(SumAlong(op, axes), mesh, [piece])[0])
+    except UnevenError:
+        parts = [jnp.asarray(part) for part in value.values]
+        for part in parts:
+            _check_axis(part, axes, path)
+        totals = PerReplica(jnp.sum(part, axes) for part in parts)
+        counts = PerReplica(jnp.float32(_count(part, axes)) for part in parts)
+        _check_equal_shapes(strategy, totals, path)
+        pieces = [stack(totals, mesh), stack(counts, mesh)]
+        return first_copy(launch(Combine(op), mesh, pieces)[0])
+
+
+def _count(array: Any, axes: int | tuple[int, ...]) -> int:
+    size = 1
+    for axis in (axes,) if isinstance(axes, int) else axes:
+        size *= array.shape[axis]
+    return size
+
+
+def _traced(value: Any) -> bool:
+    return isinstance(value, jax.core.Tracer)
+
+
+def _check_axis(array: Any, axes: int | tuple[int, ...], path: str) -> None:
+    ndim = len(array.shape)
+    for axis in (axes,) if isinstance(axes, int) else axes:
+        if not -ndim <= axis < ndim:
+            raise ValueError(
+                f"`reduce(axis={axes})`: value{path} has shape {array.shape} on a replica, "
+                f"so there is no axis {axis}. Pass `axis=None` to combine replicas only."
+            )
+
+
+def _check_equal_shapes(strategy: Any, value: DistributedValues, path: str) -> None:
+    if value.piece is not None:
+        return
+    parts = value.values
+    if not all(is_array(part) or is_number(part) or isinstance(part, bool) for part in parts):
+        if any(isinstance(part, IndexedSlices) for part in parts):
+            return
+        raise TypeError(
+            f"`reduce` needs arrays or numbers, but value{path} holds "
+            f"{type(parts[0]).__name__} objects."
+        )
+    shapes = [jnp.shape(part) for part in parts]
+    if len(set(shapes)) > 1:
+        rows = "\n".join(
+            f"  {strategy.describe_replica(i)}: {shape}" for i, shape in enumerate(shapes)
+        )
+        raise ValueError(
+            f"`reduce(axis=None)` needs equal shapes on all replicas, but value{path} has\n"
+            f"{rows}\nThis is usually a partial last batch. Pass `axis=0` to reduce over the "
+            "examples too."
+        )

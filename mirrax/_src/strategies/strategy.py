@@ -1,0 +1,390 @@
+"""`Strategy`: scope, run, reduce, gather."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from mirrax._src.base import context
+from mirrax._src.base.context import Context
+from mirrax._src.base.mesh import AXIS_NAME, ReplicaMesh
+from mirrax._src.base.reduce_op import ReduceOp, parse_reduce_op
+from mirrax._src.base.values import (
+    DistributedValues,
+    InProgram,
+    Mirrored,
+    PerReplica,
+    PyTree,
+    is_distributed,
+    on_device,
+    part_of,
+    regroup,
+)
+from mirrax._src.collectives.ops import gather_parts
+from mirrax._src.collectives.sparse import IndexedSlices
+from mirrax._src.engines.function import run_replicas
+from mirrax._src.engines.replica_context import check_gather_axis
+from mirrax._src.engines.spmd import in_program
+from mirrax._src.engines.staging import first_copy
+from mirrax._src.state.distributed import DistributedVariable
+from mirrax._src.strategies.reducing import reduce_leaf
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """Options of `run`. They steer TPU compilation in TensorFlow; only the defaults exist here."""
+
+    experimental_enable_dynamic_batch_size: bool = True
+    experimental_bucketizing_dynamic_shape: bool = False
+    experimental_xla_options: Any = None
+
+    def __post_init__(self) -> None:
+        if (
+            not self.experimental_enable_dynamic_batch_size
+            or self.experimental_bucketizing_dynamic_shape
+            or self.experimental_xla_options is not None
+        ):
+            raise ValueError(
+                "RunOptions other than the defaults change how TensorFlow compiles for TPUs "
+                "and have no meaning here; leave `options` out."
+            )
+
+
+@dataclass(frozen=True)
+class ValueContext:
+    """What `value_fn` is told about the replica it makes a value for."""
+
+    replica_id_in_sync_group: int = 0
+    num_replicas_in_sync: int = 1
+
+
+class Strategy:
+    """How computation is spread over devices: one replica of a function on each.
+
+    Use `MirroredStrategy`, or `OneDeviceStrategy`; outside any scope `get_strategy()`
+    gives a default strategy that runs everything in place.
+    """
+
+    __module__ = "mirrax.distribute"
+
+    def __init__(self, extended: Any, mesh: ReplicaMesh | None) -> None:
+        self._extended = extended
+        self.replica_mesh = mesh
+
+    # What it is ----------------------------------------------------------------------
+
+    @property
+    def extended(self) -> Any:
+        """`StrategyExtended` with additional methods."""
+        return self._extended
+
+    @property
+    def num_replicas_in_sync(self) -> int:
+        """The number of replicas over which gradients are aggregated."""
+        return self.replica_mesh.size if self.replica_mesh else 1
+
+    @property
+    def cluster_resolver(self) -> Any:
+        """The cluster resolver of a strategy with several workers; None on one."""
+        return None
+
+    @property
+    def mesh(self) -> jax.sharding.Mesh:
+        """The devices as a JAX mesh with the one axis `axis_name`."""
+        if self.replica_mesh is None:
+            raise AttributeError("The default strategy has no mesh.")
+        return self.replica_mesh.mesh
+
+    @property
+    def axis_name(self) -> str:
+        """The name for `jax.lax.psum(x, strategy.axis_name)` in compiled replica functions."""
+        return AXIS_NAME
+
+    def __repr__(self) -> str:
+        devices = ", ".join(repr(d) for d in self.extended.device_names)
+        return f"{type(self).__name__}([{devices}])"
+
+    # Scope ---------------------------------------------------------------------------
+
+    def scope(self) -> contextlib.AbstractContextManager[Strategy]:
+        """Makes the strategy current, so that variables are made on all its devices.
+
+        >>> strategy = mx.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+        >>> with strategy.scope():
+        ...     v = mx.Variable(1.0)
+        >>> v
+        MirroredVariable:{
+          0: <mx.Variable 'Variable' shape=() dtype=float32, numpy=1.0>,
+          1: <mx.Variable 'Variable/replica_1' shape=() dtype=float32, numpy=1.0>
+        }
+        """
+        return self._scope()
+
+    @contextlib.contextmanager
+    def _scope(self) -> Iterator[Strategy]:
+        here = context.current()
+        if not context.is_default():
+            if here.replica is not None:
+                raise RuntimeError(
+                    f"The scope of {self!r} is entered inside a replica function. Enter it "
+                    "outside `run`; inside, the strategy is current already."
+                )
+            if here.strategy is not self:
+                raise RuntimeError(
+                    f"The scope of {self!r} is entered inside the scope of "
+                    f"{here.strategy!r}. Scopes of different strategies cannot be nested: "
+                    "leave the first one before."
+                )
+        with context.enter(self._cross_replica(here)):
+            yield self
+
+    def _cross_replica(self, here: Context) -> Context:
+        """The context of cross-replica code of this strategy."""
+        return Context(
+            self,
+            frame=here.frame,
+            compile_runs=here.compile_runs,
+            colocate_with=here.colocate_with,
+        )
+
+    @contextlib.contextmanager
+    def _entered(self, what: str) -> Iterator[None]:
+        """The scope for methods that need it; not in a replica, nor in another's scope."""
+        here = context.current()
+        if here.replica is not None and not context.is_default():
+            raise RuntimeError(
+                f"`{what}` is called inside a replica function. It combines replicas, so it "
+                "belongs outside `run`; inside use "
+                "`mx.distribute.get_replica_context().all_reduce` or `.merge_call`."
+            )
+        if here.strategy is self:
+            yield
+            return
+        with self.scope():
+            yield
+
+    # Running -------------------------------------------------------------------------
+
+    def run(
+        self,
+        fn: Callable[..., PyTree],
+        args: Sequence[Any] = (),
+        kwargs: dict[str, Any] | None = None,
+        options: RunOptions | None = None,
+    ) -> PyTree:
+        """Calls `fn` once for each replica and merges what they return.
+
+        >>> strategy = mx.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+        >>> def replica_fn(x):
+        ...     return x + mx.distribute.get_replica_context().replica_id_in_sync_group
+        >>> strategy.run(replica_fn, args=(10,))
+        PerReplica:{
+          0: Array(10, dtype=int32),
+          1: Array(11, dtype=int32)
+        }
+
+        Distributed values among the arguments arrive as this replica's part, everything
+        else as it is. A plain `fn` runs as plain Python on every replica; an
+        `mx.function`, or a `run` inside one, is one compiled program for all replicas.
+
+        Args:
+            fn: The function; it may use `mx.distribute.get_replica_context()`.
+            args: Positional arguments.
+            kwargs: Keyword arguments.
+            options: A `RunOptions` or None.
+        """
+        if not callable(fn):
+            raise TypeError(f"`run` needs a function, got {fn!r}.")
+        if not isinstance(args, tuple | list):
+            raise TypeError(
+                f"`args` must be a tuple or list of arguments, got {type(args).__name__}; "
+                "a single argument is written `args=(x,)`."
+            )
+        if options is not None and not isinstance(options, RunOptions):
+            raise TypeError(f"`options` must be a RunOptions, got {options!r}.")
+        with self._entered("run"):
+            return self._run(fn, tuple(args), dict(kwargs or {}))
+
+    def _run(
+        self, fn: Callable[..., PyTree], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> PyTree:
+        return run_replicas(self, fn, args, kwargs)
+
+    # Combining -----------------------------------------------------------------------
+
+    def reduce(
+        self, reduce_op: ReduceOp | str, value: PyTree, axis: int | Sequence[int] | None
+    ) -> PyTree:
+        """Combines the replicas' values into one.
+
+        >>> strategy = mx.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+        >>> def replica_fn():
+        ...     return mx.distribute.get_replica_context().replica_id_in_sync_group
+        >>> print(strategy.reduce("SUM", strategy.run(replica_fn), axis=None))
+        1
+
+        With `axis=None` only replicas are combined, so their shapes must agree. With an
+        axis, usually the batch, each replica is reduced along it first, and `MEAN` divides
+        by the elements that really exist: a last batch of 4 + 2 examples is divided by 6.
+        Inside a replica use `ReplicaContext.all_reduce`.
+
+        Args:
+            reduce_op: `ReduceOp.SUM`, `ReduceOp.MEAN` or their names, in any case.
+            value: What `run` returned, or any pytree of per-replica values.
+            axis: The axis or axes to reduce within each replica, or None.
+
+        Raises:
+            ValueError: If `axis` is None and the shapes differ, or a plain value, which no
+                replica made, is summed.
+        """
+        op = parse_reduce_op(reduce_op)
+        with self._entered("reduce"):
+            flat, tree = jax.tree_util.tree_flatten_with_path(value, is_leaf=_is_reducible)
+            reduced = [
+                reduce_leaf(self, op, leaf, axis, jax.tree_util.keystr(path))
+                for path, leaf in flat
+            ]
+            return jax.tree.unflatten(tree, reduced)
+
+    def gather(self, value: PyTree, axis: int) -> PyTree:
+        """The replicas' values joined along `axis`; their lengths there may differ.
+
+        >>> strategy = mx.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+        >>> strategy.gather(mx.distribute.PerReplica([jnp.arange(3), jnp.arange(2)]), axis=0)
+        Array([0, 1, 2, 0, 1], dtype=int32)
+        """
+        with self._entered("gather"):
+            return jax.tree.map(
+                lambda leaf: self._gather_leaf(leaf, axis), value, is_leaf=_is_reducible
+            )
+
+    def _gather_leaf(self, value: Any, axis: int) -> Any:
+        if isinstance(value, IndexedSlices):
+            raise TypeError("`gather` takes arrays; gather the rows and indices one by one.")
+        if not isinstance(value, DistributedValues):
+            return value
+        return first_copy(self.gather_everywhere(value, axis))
+
+    def gather_everywhere(self, value: Any, axis: int) -> jax.Array:
+        """The parts of `value` joined along `axis`, on all replicas."""
+        if not isinstance(value, DistributedValues):
+            value = PerReplica([value] * self.num_replicas_in_sync)
+        first = value.piece.array if isinstance(value.piece, InProgram) else value.values[0]
+        first = first if hasattr(first, "ndim") else jnp.asarray(first)
+        check_gather_axis(first, axis)
+        if self.replica_mesh is None:
+            return jnp.asarray(value.values[0])
+        return gather_parts(value, self.replica_mesh, axis % first.ndim)
+
+    # Values --------------------------------------------------------------------------
+
+    def experimental_local_results(self, value: Any) -> tuple[Any, ...]:
+        """This worker's parts of `value`, each an array on its own device.
+
+        >>> strategy = mx.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+        >>> strategy.experimental_local_results(mx.distribute.PerReplica([1, 2]))
+        (1, 2)
+
+        A value that is not distributed comes back as `(value,)`. For a variable the parts
+        are its copies; for a nested structure, structures of parts.
+        """
+        if isinstance(value, DistributedVariable):
+            return tuple(copy.read_value() for copy in value.values)
+        if isinstance(value, DistributedValues):
+            return value.values
+        leaves = jax.tree.leaves(value, is_leaf=is_distributed)
+        if len(leaves) == 1 and leaves[0] is value or self.replica_mesh is None:
+            return (value,)
+        return tuple(part_of(value, i) for i in range(len(self.replica_mesh.local_ids)))
+
+    def experimental_distribute_values_from_function(
+        self, value_fn: Callable[[ValueContext], PyTree]
+    ) -> PyTree:
+        """A distributed value of what `value_fn` returns for each replica.
+
+        >>> strategy = mx.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+        >>> strategy.experimental_distribute_values_from_function(
+        ...     lambda ctx: 10 * ctx.replica_id_in_sync_group)
+        PerReplica:{
+          0: 0,
+          1: 10
+        }
+        """
+        with self._entered("experimental_distribute_values_from_function"):
+            ids = self.replica_mesh.local_ids if self.replica_mesh else (0,)
+            values = [value_fn(ValueContext(i, self.num_replicas_in_sync)) for i in ids]
+            if len(values) == 1:
+                return values[0]
+            return regroup(values, self.describe_replica, self._per_replica, share=False)
+
+    def _per_replica(self, parts: Sequence[Any]) -> PerReplica:
+        devices = self.replica_mesh.local_devices if self.replica_mesh else ()
+        return PerReplica(on_device(part, device) for part, device in zip(parts, devices))
+
+    def replicate(self, tree: PyTree) -> PyTree:
+        """`tree` with a copy of every array on each replica's device, for functional code.
+
+        >>> strategy = mx.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+        >>> strategy.replicate({"w": jnp.ones(2)})["w"] * 3
+        Array([3., 3.], dtype=float32)
+
+        Pass the result to `run` and return the new state from there; `mx.function(step,
+        donate_argnums=0)` reuses its memory.
+        """
+        if self.replica_mesh is None:
+            return jax.tree.map(jnp.asarray, tree, is_leaf=is_distributed)
+        mesh = self.replica_mesh
+        if mesh.size == 1:
+            return jax.tree.map(lambda x: jax.device_put(x, mesh.devices[0]), tree)
+        # A copy of its own, so that donating the state never takes the user's array.
+        return jax.tree.map(lambda x: Mirrored.of(mesh.mirror(jnp.array(x, copy=True))), tree)
+
+    # For the layers below, which know a strategy only by these ------------------------
+
+    def describe_replica(self, local_index: int) -> str:
+        """A local replica for messages: `replica 1 (CPU:1)`."""
+        if self.replica_mesh is None:
+            return "replica 0"
+        return self.replica_mesh.describe(self.replica_mesh.local_ids[local_index])
+
+    def place_of(self, local_index: int) -> tuple[int, jax.Device]:
+        """The id and the device of a local replica."""
+        if self.replica_mesh is None:
+            return 0, jax.devices()[0]
+        replica_id = self.replica_mesh.local_ids[local_index]
+        return replica_id, self.replica_mesh.devices[replica_id]
+
+    def in_program_value(self, local: jax.Array) -> PerReplica:
+        """A replica's array, inside the replicas' program, as a per-replica value."""
+        return in_program(local, self.num_replicas_in_sync)
+
+    def first_in_program(self, local: jax.Array) -> jax.Array:
+        """The first replica's array, on all replicas of their program."""
+        is_first = lax.axis_index(AXIS_NAME) == 0
+        numeric = local.astype(jnp.int32) if local.dtype == jnp.bool_ else local
+        zero = jnp.zeros_like(numeric)
+        return lax.psum(jnp.where(is_first, numeric, zero), AXIS_NAME).astype(local.dtype)
+
+    def first_part(self, value: Any) -> Any:
+        """The first replica's part of a distributed value; a plain value as it is."""
+        if isinstance(value, PerReplica) and isinstance(value.piece, InProgram):
+            return self.first_in_program(value.piece.array)
+        return value.values[0] if isinstance(value, DistributedValues) else value
+
+    def initial_on_all_workers(self, array: jax.Array) -> jax.Array:
+        """The initial value of a variable: the same on all workers."""
+        return array
+
+
+def _is_reducible(value: Any) -> bool:
+    return isinstance(value, DistributedValues | IndexedSlices)
+
+
+RunOptions.__module__ = "mirrax.distribute"
+ValueContext.__module__ = "mirrax.distribute.experimental"

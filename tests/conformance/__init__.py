@@ -1,0 +1,1 @@
+"""Scenarios that TensorFlow has answered, and the tests that ask mirrax the same."""

@@ -1,0 +1,33 @@
+"""Logical CPU devices, asked for once and through `mx.config`, like a user."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import jax.numpy as jnp
+import pytest
+
+import mirrax as mx
+
+mx.config.set_logical_device_configuration(cpu=8)
+
+
+@pytest.fixture(autouse=True)
+def nothing_leaks() -> Iterator[None]:
+    """No test leaves a scope, a thread or a switch behind."""
+    yield
+    assert not mx.distribute.has_strategy(), "a test left a scope open"
+    assert not mx.config.functions_run_eagerly(), "a test left functions running eagerly"
+    left = [t.name for t in threading.enumerate() if t.name.startswith("mirrax")]
+    assert not left, f"threads are left: {left}"
+
+
+@pytest.fixture
+def two_cpus() -> mx.MirroredStrategy:
+    return mx.MirroredStrategy(["CPU:0", "CPU:1"])
+
+
+@pytest.fixture(autouse=True)
+def doctest_names(doctest_namespace: dict) -> None:
+    doctest_namespace.update(mx=mx, jnp=jnp)
