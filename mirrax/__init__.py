@@ -6,9 +6,13 @@
 Importing mirrax starts no JAX backend.
 """
 
+from mirrax import config as config
+from mirrax import distribute as distribute
 from mirrax._src.base.logical import install as _install
 from mirrax._src.base.reduce_op import VariableAggregation as VariableAggregation
-from mirrax._src.base.reduce_op import VariableSynchronization as VariableSynchronization
+from mirrax._src.base.reduce_op import (
+    VariableSynchronization as VariableSynchronization,
+)
 from mirrax._src.collectives.sparse import IndexedSlices as IndexedSlices
 from mirrax._src.engines.function import Function as Function
 from mirrax._src.engines.function import function as function
@@ -19,8 +23,6 @@ from mirrax._src.strategies.default import get_replica_context as get_replica_co
 from mirrax._src.strategies.default import get_strategy as get_strategy
 from mirrax._src.strategies.mirrored import MirroredStrategy as MirroredStrategy
 from mirrax._src.strategies.one_device import OneDeviceStrategy as OneDeviceStrategy
-from mirrax import config as config
-from mirrax import distribute as distribute
 
 _install()
 

@@ -8,7 +8,9 @@ from mirrax._src.collectives.algorithms import (
     HierarchicalCopyAllReduce as HierarchicalCopyAllReduce,
 )
 from mirrax._src.collectives.algorithms import NcclAllReduce as NcclAllReduce
-from mirrax._src.collectives.algorithms import ReductionToOneDevice as ReductionToOneDevice
+from mirrax._src.collectives.algorithms import (
+    ReductionToOneDevice as ReductionToOneDevice,
+)
 from mirrax._src.collectives.ops import CrossDeviceOps as CrossDeviceOps
 from mirrax._src.engines.replica_context import ReplicaContext as ReplicaContext
 from mirrax._src.state.mirrored import MirroredVariable as MirroredVariable

@@ -15,14 +15,26 @@ VariableSynchronization = mx.VariableSynchronization
 ReduceOp = mx.distribute.ReduceOp
 IndexedSlices = mx.IndexedSlices
 
-sum = jnp.sum
-mean = jnp.mean
-matmul = jnp.matmul
+
+def _reading_variables(fn):
+    """JAX's compiled functions refuse `__jax_array__`, so variables are read first."""
+
+    def call(*args, **kwargs):
+        return fn(
+            *(jnp.asarray(x) if hasattr(x, "__jax_array__") else x for x in args),
+            **kwargs,
+        )
+
+    return call
+
+
+sum = _reading_variables(jnp.sum)
+mean = _reading_variables(jnp.mean)
+matmul = _reading_variables(jnp.matmul)
+square = _reading_variables(jnp.square)
 stack = jnp.stack
 concat = jnp.concatenate
-square = jnp.square
 cast = jnp.asarray
-identity = jnp.asarray
 
 
 def mirrored(num_replicas, **kwargs):

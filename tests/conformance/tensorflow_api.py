@@ -31,7 +31,6 @@ stack = tf.stack
 concat = tf.concat
 square = tf.square
 cast = tf.cast
-identity = tf.identity
 
 
 def mirrored(num_replicas, **kwargs):

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+from jax._src import array as _array
 from jax._src import core as _core
 from jax._src import xla_bridge as _xla_bridge
 from jax.extend import core as _extend_core
@@ -28,7 +29,9 @@ def backend_started() -> bool:
     return _xla_bridge.backends_are_initialized()
 
 
-def wrap_cpu_start(around: Callable[[], contextlib.AbstractContextManager[None]]) -> None:
+def wrap_cpu_start(
+    around: Callable[[], contextlib.AbstractContextManager[None]],
+) -> None:
     """Has `around()` entered while JAX starts its CPU client, whenever that is."""
     registration = _xla_bridge._backend_factories["cpu"]
     start = registration.factory
@@ -37,7 +40,20 @@ def wrap_cpu_start(around: Callable[[], contextlib.AbstractContextManager[None]]
         with around():
             return start(*args, **kwargs)
 
-    _xla_bridge._backend_factories["cpu"] = dataclasses.replace(registration, factory=wrapped)
+    _xla_bridge._backend_factories["cpu"] = dataclasses.replace(
+        registration, factory=wrapped
+    )
+
+
+def uncommitted(array: jax.Array) -> jax.Array:
+    """A single-device array that JAX may move: it mixes with arrays on other devices.
+
+    Shares the buffer. Arrays that users get from single replicas are like this, so that
+    summing them, or using a reduced value in a replica, just works.
+    """
+    return _array.ArrayImpl(
+        array.aval, array.sharding, [array], committed=False, _skip_checks=True
+    )
 
 
 def trace_state() -> object:

@@ -7,6 +7,7 @@ asked for, without copying.
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -17,7 +18,7 @@ import numpy as np
 
 from mirrax._src.base import context
 from mirrax._src.base.arraylike import ArrayLike
-from mirrax._src.base.jax_compat import Tracer
+from mirrax._src.base.jax_compat import Tracer, uncommitted
 from mirrax._src.base.mesh import AXIS_NAME, ReplicaMesh
 
 PyTree = Any
@@ -57,10 +58,10 @@ class Stacked:
         if isinstance(self.array, Tracer):
             rows = self.array.reshape(self.mesh.size, *self.local_shape)
             return tuple(rows[i] for i in ids)
-        parts = copies_of(self.array)
+        parts = tuple(shard.data for shard in self.array.addressable_shards)
         if self.is_scalar and self.mesh.size > 1:
-            parts = tuple(_squeeze(part) for part in parts)
-        return parts
+            parts = tuple(_drop_axis(part) for part in parts)
+        return tuple(map(uncommitted, parts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,24 +80,33 @@ class InProgram:
 def copies_of(array: jax.Array) -> tuple[jax.Array, ...]:
     """A global array's buffers on this worker, in the order of the mesh; no copies."""
     # Not `addressable_data(i)`, which gives device 0's buffer of a replicated array always.
-    return tuple(shard.data for shard in array.addressable_shards)
+    return tuple(uncommitted(shard.data) for shard in array.addressable_shards)
 
 
-@jax.jit
-def _squeeze(x: jax.Array) -> jax.Array:
-    return x[0]
+_add_axis = jax.jit(lambda x: x[None])
+_drop_axis = jax.jit(lambda x: x[0])
 
 
-@jax.jit
-def _expand(x: jax.Array) -> jax.Array:
-    return x[None]
+def _expand(x: jax.Array, device: jax.Device) -> jax.Array:
+    with jax.default_device(device):  # where an uncommitted array is computed
+        return _add_axis(x)
 
 
-class DistributedValues:
-    """A value for each replica."""
+class DistributedValues(abc.ABC):
+    """Whatever has a value for each replica: `PerReplica`, `Mirrored`, distributed variables."""
+
+    __module__ = "mirrax.distribute"
+
+    @property
+    @abc.abstractmethod
+    def values(self) -> tuple[Any, ...]:
+        """This worker's parts, each on its own device."""
+
+
+class ReplicaValues:
+    """What `PerReplica` and `Mirrored` share."""
 
     __slots__ = ("_values", "piece")
-    __module__ = "mirrax.distribute"
 
     def __init__(self, values: Iterable[Any]) -> None:
         self._values: tuple[Any, ...] | None = tuple(values)
@@ -114,7 +124,7 @@ class DistributedValues:
         return f"{type(self).__name__}:{{\n{rows}\n}}"
 
 
-class PerReplica(DistributedValues):
+class PerReplica(ReplicaValues):
     """A different value for each replica.
 
     >>> mx.distribute.PerReplica([1, 2])
@@ -135,7 +145,7 @@ class PerReplica(DistributedValues):
         return self
 
 
-class Mirrored(DistributedValues, ArrayLike):
+class Mirrored(ReplicaValues, ArrayLike):
     """The same value on every replica's device; works wherever one array does."""
 
     __slots__ = ()
@@ -167,17 +177,26 @@ class Mirrored(DistributedValues, ArrayLike):
         return self.values[index if index < len(self.values) else 0]
 
     def __repr__(self) -> str:
-        return DistributedValues.__repr__(self)
+        return ReplicaValues.__repr__(self)
 
 
-def _flatten_mirrored(value: Mirrored) -> tuple[tuple[Any, ...], bool]:
+def _flatten_mirrored(value: Mirrored) -> tuple[tuple[Any, ...], str]:
+    here = context.current()
+    if (
+        here.replica is not None
+        and not context.in_program(here)
+        and not context.is_default()
+    ):
+        return (value.__jax_array__(),), "own"
     if value.piece is not None:
-        return (value.piece,), True
-    return value.values, False
+        return (value.piece,), "whole"
+    return value.values, "copies"
 
 
-def _unflatten_mirrored(whole: bool, children: Sequence[Any]) -> Mirrored:
-    return Mirrored.of(children[0]) if whole else Mirrored(children)
+def _unflatten_mirrored(form: str, children: Sequence[Any]) -> Any:
+    if form == "own":  # an eager replica works with its own copy
+        return children[0]
+    return Mirrored.of(children[0]) if form == "whole" else Mirrored(children)
 
 
 jax.tree_util.register_pytree_node(
@@ -186,9 +205,17 @@ jax.tree_util.register_pytree_node(
 jax.tree_util.register_pytree_node(Mirrored, _flatten_mirrored, _unflatten_mirrored)
 
 
+DistributedValues.register(ReplicaValues)
+
+
 def is_distributed(value: Any) -> bool:
-    """Whether `value` is a leaf with a part for each replica."""
-    return isinstance(value, DistributedValues)
+    """Whether `value` has a part for each replica."""
+    return isinstance(value, ReplicaValues)
+
+
+def is_leaf(value: Any) -> bool:
+    """What is not taken apart in arguments and results: distributed values and variables."""
+    return isinstance(value, ReplicaValues) or getattr(value, "is_variable", False)
 
 
 def is_array(value: Any) -> bool:
@@ -201,7 +228,7 @@ def is_number(value: Any) -> bool:
     return isinstance(value, int | float | complex) and not isinstance(value, bool)
 
 
-def stack(value: DistributedValues, mesh: ReplicaMesh) -> Stacked:
+def stack(value: ReplicaValues, mesh: ReplicaMesh) -> Stacked:
     """`value` in one piece for programs on `mesh`.
 
     Raises:
@@ -219,13 +246,20 @@ def stack(value: DistributedValues, mesh: ReplicaMesh) -> Stacked:
         raise UnevenError
     if any(isinstance(part, Tracer) for part in parts):
         return _stack_traced(parts, mesh)
+    with jax.ensure_compile_time_eval():
+        return _stack_concrete(value, parts, mesh)
+
+
+def _stack_concrete(
+    value: ReplicaValues, parts: Sequence[Any], mesh: ReplicaMesh
+) -> Stacked:
     arrays = [to_device(p, device) for p, device in zip(parts, mesh.local_devices)]
     first = arrays[0]
     if any(a.shape != first.shape or a.dtype != first.dtype for a in arrays):
         raise UnevenError
     is_scalar = first.ndim == 0
     if is_scalar and mesh.size > 1:
-        arrays = [_expand(a) for a in arrays]
+        arrays = [_expand(a, d) for a, d in zip(arrays, mesh.local_devices)]
     piece = Stacked(mesh.join(arrays, mirrored=False), mesh, is_scalar)
     value.piece = piece if isinstance(value, PerReplica) else value.piece
     return piece
@@ -245,11 +279,7 @@ def _stack_traced(parts: Sequence[Any], mesh: ReplicaMesh) -> Stacked:
 
 def to_device(value: Any, device: jax.Device) -> jax.Array:
     """`value` as an array on `device` alone."""
-    if (
-        isinstance(value, jax.Array)
-        and value.committed
-        and value.sharding.device_set == {device}
-    ):
+    if isinstance(value, jax.Array) and value.sharding.device_set == {device}:
         return value
     if not isinstance(value, jax.Array):
         value = jnp.asarray(value) if is_number(value) else np.asarray(value)
@@ -258,7 +288,8 @@ def to_device(value: Any, device: jax.Device) -> jax.Array:
 
 def on_device(value: Any, device: jax.Device) -> Any:
     """`value`, moved to `device` if it is a JAX array."""
-    return to_device(value, device) if isinstance(value, jax.Array) else value
+    is_movable = isinstance(value, jax.Array) and not isinstance(value, Tracer)
+    return to_device(value, device) if is_movable else value
 
 
 def part_of(value: PyTree, local_index: int) -> PyTree:
@@ -266,7 +297,7 @@ def part_of(value: PyTree, local_index: int) -> PyTree:
     return jax.tree.map(
         lambda leaf: leaf.values[local_index] if is_distributed(leaf) else leaf,
         value,
-        is_leaf=is_distributed,
+        is_leaf=is_leaf,
     )
 
 
@@ -280,7 +311,7 @@ def regroup(
 
     An object that all replicas share comes back as itself, unless `share` is False.
     """
-    flat = [jax.tree.flatten(r, is_leaf=is_distributed) for r in results]
+    flat = [jax.tree.flatten(r, is_leaf=is_leaf) for r in results]
     leaves, tree = flat[0]
     for i, (_, other) in enumerate(flat):
         if other != tree:

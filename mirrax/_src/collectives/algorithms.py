@@ -11,13 +11,13 @@ from jax import lax
 
 from mirrax._src.base.devices import DeviceLike, device_name, resolve_device
 from mirrax._src.base.mesh import AXIS_NAME, ReplicaMesh
-from mirrax._src.collectives.ops import CrossDeviceOps
+from mirrax._src.collectives.ops import ProgramOps
 from mirrax._src.collectives.options import CommunicationOptions
 from mirrax._src.collectives.packing import PackLimits
 from mirrax._src.collectives.same import same_on_all
 
 
-class _PackedAllReduce(CrossDeviceOps):
+class _PackedAllReduce(ProgramOps):
     """An all-reduce whose small arrays are split into `num_packs` packs; 0 packs nothing."""
 
     __module__ = "mirrax.distribute"
@@ -27,7 +27,9 @@ class _PackedAllReduce(CrossDeviceOps):
             raise ValueError(f"`num_packs` must be at least 0, got {num_packs}.")
         self.num_packs = num_packs
 
-    def pack_limits(self, arrays: Sequence[jax.Array], options: CommunicationOptions) -> PackLimits:
+    def pack_limits(
+        self, arrays: Sequence[jax.Array], options: CommunicationOptions
+    ) -> PackLimits:
         if self.num_packs == 0:
             return PackLimits(small_bytes=0)
         if self.num_packs == 1 or options.bytes_per_pack:
@@ -67,7 +69,7 @@ class HierarchicalCopyAllReduce(_PackedAllReduce):
         return same_on_all(array)
 
 
-class ReductionToOneDevice(CrossDeviceOps):
+class ReductionToOneDevice(ProgramOps):
     """All parts are copied to one device, reduced there, and the result is copied back.
 
     Args:

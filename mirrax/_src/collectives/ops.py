@@ -21,11 +21,12 @@ from mirrax._src.base.jax_compat import Tracer
 from mirrax._src.base.mesh import AXIS_NAME, ReplicaMesh
 from mirrax._src.base.reduce_op import ReduceOp, parse_reduce_op
 from mirrax._src.base.values import (
-    DistributedValues,
     InProgram,
     Mirrored,
     PerReplica,
+    ReplicaValues,
     UnevenError,
+    copies_of,
     is_array,
     is_number,
     stack,
@@ -35,6 +36,7 @@ from mirrax._src.collectives.launch import launch
 from mirrax._src.collectives.options import CommunicationOptions
 from mirrax._src.collectives.packing import PackLimits, reduce_packed
 from mirrax._src.collectives.sparse import IndexedSlices
+from mirrax._src.state.frame import RunEagerly
 
 Destinations = Any
 
@@ -95,9 +97,10 @@ class CrossDeviceOps:
         destinations: Destinations,
         options: CommunicationOptions,
     ) -> Any:
-        """One reduction; override it in a subclass."""
-        pairs = [(per_replica_value, destinations)]
-        return CrossDeviceOps.batch_reduce_implementation(self, reduce_op, pairs, options)[0]
+        """One reduction; a subclass has to bring it."""
+        raise NotImplementedError(
+            f"{type(self).__name__} does not override `reduce_implementation`."
+        )
 
     def batch_reduce_implementation(
         self,
@@ -105,31 +108,55 @@ class CrossDeviceOps:
         value_destination_pairs: Sequence[tuple[Any, Destinations]],
         options: CommunicationOptions,
     ) -> list[Any]:
-        """Several reductions; a subclass that overrides only `reduce` gets one after another."""
-        if type(self).reduce_implementation is not CrossDeviceOps.reduce_implementation:
-            return [
-                self.reduce_implementation(reduce_op, value, destinations, options)
-                for value, destinations in value_destination_pairs
-            ]
-        return _reduce_all(self, reduce_op, value_destination_pairs, options)
+        """Several reductions: one after another, unless a subclass does better."""
+        return [
+            self.reduce_implementation(reduce_op, value, destinations, options)
+            for value, destinations in value_destination_pairs
+        ]
 
     def broadcast_implementation(self, tensor: Any, destinations: Destinations) -> Any:
-        """A copy on each destination; override it in a subclass."""
+        """A copy on each destination; a subclass may do it its own way."""
         return copy_to(tensor, destinations)
 
-    # The hook of an algorithm ----------------------------------------------------------
 
-    def pack_limits(self, arrays: Sequence[jax.Array], options: CommunicationOptions) -> PackLimits:
+class ProgramOps(CrossDeviceOps):
+    """Reductions that are programs on the devices; a subclass is an algorithm."""
+
+    def reduce_implementation(
+        self,
+        reduce_op: ReduceOp,
+        per_replica_value: Any,
+        destinations: Destinations,
+        options: CommunicationOptions,
+    ) -> Any:
+        return _reduce_all(
+            self, reduce_op, [(per_replica_value, destinations)], options
+        )[0]
+
+    def batch_reduce_implementation(
+        self,
+        reduce_op: ReduceOp,
+        value_destination_pairs: Sequence[tuple[Any, Destinations]],
+        options: CommunicationOptions,
+    ) -> list[Any]:
+        return _reduce_all(self, reduce_op, value_destination_pairs, options)
+
+    def pack_limits(
+        self, arrays: Sequence[jax.Array], options: CommunicationOptions
+    ) -> PackLimits:
         """Which of `arrays` travel together."""
         if options.bytes_per_pack:
             size = options.bytes_per_pack
-            return PackLimits(small_bytes=size, pack_bytes=size, pack_arrays=len(arrays))
+            return PackLimits(
+                small_bytes=size, pack_bytes=size, pack_arrays=len(arrays)
+            )
         return PackLimits()
 
     def reduce_in_program(self, array: jax.Array, mesh: ReplicaMesh) -> jax.Array:
         """The sum of all replicas' `array`, computed inside the replicas' program."""
         return lax.psum(array, AXIS_NAME)
 
+    # Equal algorithms share their compiled programs.
     def __eq__(self, other: object) -> bool:
         return type(self) is type(other) and vars(self) == vars(other)
 
@@ -141,7 +168,7 @@ class CrossDeviceOps:
 class ReduceProgram:
     """What one replica does in a reduction of many arrays."""
 
-    ops: CrossDeviceOps
+    ops: ProgramOps
     op: ReduceOp
     options: CommunicationOptions
     mesh: ReplicaMesh
@@ -149,7 +176,9 @@ class ReduceProgram:
     def __call__(self, arrays: list[jax.Array]) -> list[jax.Array]:
         def reduce(array: jax.Array) -> jax.Array:
             if array.dtype == jnp.bool_:
-                array = array.astype(jnp.int32)
+                raise TypeError(
+                    "Booleans cannot be summed; convert them first: `value.astype(int)`."
+                )
             total = self.ops.reduce_in_program(array, self.mesh)
             return total / self.mesh.size if self.op is ReduceOp.MEAN else total
 
@@ -164,11 +193,13 @@ class GatherProgram:
     axis: int
 
     def __call__(self, arrays: list[jax.Array]) -> list[jax.Array]:
-        return [lax.all_gather(a, AXIS_NAME, axis=self.axis, tiled=True) for a in arrays]
+        return [
+            lax.all_gather(a, AXIS_NAME, axis=self.axis, tiled=True) for a in arrays
+        ]
 
 
 def _reduce_all(
-    ops: CrossDeviceOps,
+    ops: ProgramOps,
     op: ReduceOp,
     pairs: Sequence[tuple[Any, Destinations]],
     options: CommunicationOptions,
@@ -190,7 +221,9 @@ def _reduce_all(
     return results
 
 
-def _reduce_sparse(op: ReduceOp, value: IndexedSlices, destinations: Destinations) -> IndexedSlices:
+def _reduce_sparse(
+    op: ReduceOp, value: IndexedSlices, destinations: Destinations
+) -> IndexedSlices:
     mesh = mesh_of([value.values])
     rows, indices = (
         gather_parts(part, mesh, axis=0) for part in (value.values, value.indices)
@@ -201,7 +234,9 @@ def _reduce_sparse(op: ReduceOp, value: IndexedSlices, destinations: Destination
     return IndexedSlices(*placed, dense_shape=value.dense_shape)
 
 
-def run_on_parts(program: Any, mesh: ReplicaMesh, values: Sequence[DistributedValues]) -> list[Any]:
+def run_on_parts(
+    program: Any, mesh: ReplicaMesh, values: Sequence[ReplicaValues]
+) -> list[Any]:
     """The results of `program` on all replicas' parts, wherever those are."""
     if isinstance(values[0].piece, InProgram):
         return program([v.piece.array for v in values])
@@ -214,24 +249,30 @@ def run_on_parts(program: Any, mesh: ReplicaMesh, values: Sequence[DistributedVa
     return launch(program, mesh, pieces)
 
 
-def gather_parts(value: DistributedValues, mesh: ReplicaMesh, axis: int) -> jax.Array:
+def gather_parts(value: ReplicaValues, mesh: ReplicaMesh, axis: int) -> jax.Array:
     """All replicas' parts joined along `axis`; they may differ in length there."""
     if isinstance(value.piece, InProgram):
+        if context.current().frame.is_uneven:
+            raise RunEagerly(
+                "a gather, whose result depends on the other replicas' shapes"
+            )
         return GatherProgram(axis)([value.piece.array])[0]
     try:
         return launch(GatherProgram(axis), mesh, [stack(value, mesh)])[0]
     except UnevenError:
-        parts = [jnp.asarray(part) for part in value.values]
-        first = mesh.local_devices[0]
-        joined = jnp.concatenate([jax.device_put(part, first) for part in parts], axis=axis)
-        return mesh.mirror(joined)
+        joined = jnp.concatenate(
+            [jnp.asarray(part) for part in value.values], axis=axis
+        )
+        return joined if isinstance(joined, Tracer) else mesh.mirror(joined)
 
 
-def mesh_of(values: Sequence[DistributedValues]) -> ReplicaMesh:
+def mesh_of(values: Sequence[ReplicaValues]) -> ReplicaMesh:
     """The mesh that `values` live on: the current strategy's, or that of their devices."""
     here = context.current().strategy.replica_mesh
     value = values[0]
-    if isinstance(value.piece, InProgram) or any(isinstance(v, Tracer) for v in _known_parts(value)):
+    if isinstance(value.piece, InProgram) or any(
+        isinstance(v, Tracer) for v in _known_parts(value)
+    ):
         return here
     piece = value.piece
     mesh = getattr(piece, "mesh", None)
@@ -240,7 +281,9 @@ def mesh_of(values: Sequence[DistributedValues]) -> ReplicaMesh:
     parts = value.values
     if here is not None and len(parts) == len(here.local_ids):
         return here
-    devices = [d for part in parts if isinstance(part, jax.Array) for d in part.devices()]
+    devices = [
+        d for part in parts if isinstance(part, jax.Array) for d in part.devices()
+    ]
     if len(set(devices)) != len(parts):
         raise ValueError(
             f"A value with {len(parts)} parts on {len(set(devices))} device(s) cannot be "
@@ -249,7 +292,7 @@ def mesh_of(values: Sequence[DistributedValues]) -> ReplicaMesh:
     return ReplicaMesh(tuple(devices))
 
 
-def _known_parts(value: DistributedValues) -> tuple[Any, ...]:
+def _known_parts(value: ReplicaValues) -> tuple[Any, ...]:
     if value._values is not None:
         return value._values
     return (getattr(value.piece, "array", value.piece),)
@@ -272,6 +315,8 @@ def copy_to(value: Any, destinations: Destinations) -> Any:
     ):
         return value if isinstance(value, Mirrored) else Mirrored.of(value)
     mesh = context.current().strategy.replica_mesh
+    if context.in_program(context.current()):
+        return Mirrored.of(jnp.asarray(value))
     devices = destination_devices(destinations, mesh)
     if mesh is not None and devices == mesh.local_devices and mesh.size > 1:
         return Mirrored.of(mesh.mirror(_first_copy(value)))
@@ -284,23 +329,30 @@ def _first_copy(value: Any) -> Any:
     if isinstance(value, Mirrored):
         return value.values[0]
     if isinstance(value, jax.Array) and len(value.sharding.device_set) > 1:
-        return value.addressable_data(0)
+        return copies_of(value)[0]
     return value if is_array(value) or is_number(value) else jnp.asarray(value)
 
 
-def destination_devices(destinations: Destinations, mesh: ReplicaMesh | None) -> tuple[jax.Device, ...]:
+def destination_devices(
+    destinations: Destinations, mesh: ReplicaMesh | None
+) -> tuple[jax.Device, ...]:
     """The devices that `destinations` means: of a variable, a value, or named ones."""
-    if isinstance(destinations, str | jax.Device):
+    if isinstance(destinations, DeviceLike):
         return resolve_devices([destinations])
-    if isinstance(destinations, DistributedValues):
+    if isinstance(destinations, IndexedSlices):
+        return destination_devices(destinations.values, mesh)
+    if isinstance(destinations, ReplicaValues):
         if mesh is not None and (
-            destinations.piece is not None or len(destinations.values) == len(mesh.local_ids)
+            destinations.piece is not None
+            or len(destinations.values) == len(mesh.local_ids)
         ):
             return mesh.local_devices
         arrays = [v for v in destinations.values if isinstance(v, jax.Array)]
         devices = [device for array in arrays for device in array.devices()]
         return tuple(devices) or (mesh.local_devices if mesh else ())
-    strategy_mesh = getattr(getattr(destinations, "strategy", None), "replica_mesh", None)
+    strategy_mesh = getattr(
+        getattr(destinations, "strategy", None), "replica_mesh", None
+    )
     if strategy_mesh is not None:
         return strategy_mesh.local_devices
     if isinstance(destinations, jax.Array) and not isinstance(destinations, Tracer):
@@ -327,7 +379,9 @@ def _check_destinations(destinations: Destinations) -> Destinations:
 def _as_per_replica(value: Any) -> Any:
     if isinstance(value, IndexedSlices):
         return IndexedSlices(
-            _as_per_replica(value.values), _as_per_replica(value.indices), value.dense_shape
+            _as_per_replica(value.values),
+            _as_per_replica(value.indices),
+            value.dense_shape,
         )
     if isinstance(value, PerReplica) and value._values is not None:
         if isinstance(value.values[0], IndexedSlices):
@@ -336,12 +390,12 @@ def _as_per_replica(value: Any) -> Any:
                 PerReplica([s.indices for s in value.values]),
                 value.values[0].dense_shape,
             )
-    if isinstance(value, DistributedValues):
+    if isinstance(value, ReplicaValues):
         return value
     return PerReplica([value])
 
 
-def _explain_uneven(value: DistributedValues, mesh: ReplicaMesh) -> str:
+def _explain_uneven(value: ReplicaValues, mesh: ReplicaMesh) -> str:
     rows = "\n".join(
         f"  replica {i} ({device_name(mesh.devices[i])}): "
         f"{getattr(part, 'shape', ())} {getattr(part, 'dtype', type(part).__name__)}"

@@ -31,12 +31,18 @@ class CommunicationOptions:
 
     def __post_init__(self) -> None:
         if self.bytes_per_pack < 0:
-            raise ValueError(f"`bytes_per_pack` must be at least 0, got {self.bytes_per_pack}.")
+            raise ValueError(
+                f"`bytes_per_pack` must be at least 0, got {self.bytes_per_pack}."
+            )
         if self.timeout_seconds is not None and self.timeout_seconds <= 0:
-            raise ValueError(f"`timeout_seconds` must be positive, got {self.timeout_seconds}.")
+            raise ValueError(
+                f"`timeout_seconds` must be positive, got {self.timeout_seconds}."
+            )
         implementation = self.implementation
         if isinstance(implementation, str):
-            implementation = CommunicationImplementation.__members__.get(implementation.upper())
+            implementation = CommunicationImplementation.__members__.get(
+                implementation.upper()
+            )
         if not isinstance(implementation, CommunicationImplementation):
             raise ValueError(
                 f"`implementation` must be AUTO, RING or NCCL, got {self.implementation!r}."

@@ -39,7 +39,11 @@ def plan_packs(arrays: Sequence[jax.Array], limits: PackLimits) -> list[list[int
             packs.append([i])
             continue
         pack, used = open_packs.get(array.dtype, ([], 0))
-        if not pack or used + size > limits.pack_bytes or len(pack) >= limits.pack_arrays:
+        if (
+            not pack
+            or used + size > limits.pack_bytes
+            or len(pack) >= limits.pack_arrays
+        ):
             pack, used = [], 0
             packs.append(pack)
         pack.append(i)

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 
 class IndexedSlices:
@@ -29,7 +30,7 @@ class IndexedSlices:
     ) -> None:
         self.values = values
         self.indices = indices
-        self.dense_shape = None if dense_shape is None else tuple(map(int, dense_shape))
+        self.dense_shape = _as_shape(dense_shape)
 
     def to_dense(self) -> jax.Array:
         """The larger array, with zeros where no row belongs."""
@@ -39,13 +40,25 @@ class IndexedSlices:
                 "dense_shape)."
             )
         values = jnp.asarray(self.values)
-        return jnp.zeros(self.dense_shape, values.dtype).at[jnp.asarray(self.indices)].add(values)
+        return (
+            jnp.zeros(self.dense_shape, values.dtype)
+            .at[jnp.asarray(self.indices)]
+            .add(values)
+        )
 
     def __repr__(self) -> str:
         return (
             f"IndexedSlices(values={self.values!r}, indices={self.indices!r}, "
             f"dense_shape={self.dense_shape})"
         )
+
+
+def _as_shape(shape: Sequence[int] | None) -> tuple[int, ...] | None:
+    if shape is None:
+        return None
+    # A shape given as an array must be a number even while something is traced.
+    with jax.ensure_compile_time_eval():
+        return tuple(int(n) for n in np.asarray(shape))
 
 
 jax.tree_util.register_pytree_node(

@@ -16,6 +16,7 @@ from mirrax._src.base.values import (
     PyTree,
     is_array,
     is_distributed,
+    is_leaf,
     is_number,
     on_device,
     regroup,
@@ -26,7 +27,10 @@ from mirrax._src.engines.replica_context import EagerReplicaContext, ReplicaCont
 
 
 def run_eagerly(
-    strategy: Any, fn: Callable[..., PyTree], args: tuple[Any, ...], kwargs: dict[str, Any]
+    strategy: Any,
+    fn: Callable[..., PyTree],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
 ) -> PyTree:
     """The merged results of `fn`, called on this worker's replicas one after another."""
     mesh = strategy.replica_mesh
@@ -35,10 +39,12 @@ def run_eagerly(
     def localize(local_index: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
         def own(leaf: Any) -> Any:
             if is_distributed(leaf):
-                return on_device(leaf.values[local_index], mesh.local_devices[local_index])
+                return on_device(
+                    leaf.values[local_index], mesh.local_devices[local_index]
+                )
             return mesh.local_view(leaf, local_index)
 
-        return jax.tree.map(own, (args, kwargs), is_leaf=is_distributed)
+        return jax.tree.map(own, (args, kwargs), is_leaf=is_leaf)
 
     if len(mesh.local_devices) == 1:
         own_args, own_kwargs = localize(0)
@@ -55,7 +61,10 @@ def run_eagerly(
         def run() -> PyTree:
             own_args, own_kwargs = localize(local_index)
             here = replace(caller, replica=replica)
-            with context.enter(here), jax.default_device(mesh.local_devices[local_index]):
+            with (
+                context.enter(here),
+                jax.default_device(mesh.local_devices[local_index]),
+            ):
                 return fn(*own_args, **own_kwargs)
 
         return run
@@ -68,7 +77,8 @@ def run_eagerly(
             return shared[id(parts[0])][1]
         if all(is_array(p) or is_number(p) or isinstance(p, bool) for p in parts):
             return PerReplica(
-                to_device(part, device) for part, device in zip(parts, mesh.local_devices)
+                to_device(part, device)
+                for part, device in zip(parts, mesh.local_devices)
             )
         return PerReplica(parts)
 
@@ -96,7 +106,7 @@ def update_eagerly(
                 return on_device(part, mesh.local_devices[i])
             return mesh.local_view(leaf, i)
 
-        own_args, own_kwargs = jax.tree.map(own, (args, kwargs), is_leaf=is_distributed)
+        own_args, own_kwargs = jax.tree.map(own, (args, kwargs), is_leaf=is_leaf)
         here = Context(strategy, replica=None, updating=i)
         with context.enter(here), jax.default_device(device):
             first = () if copies is None else (copies[i],)

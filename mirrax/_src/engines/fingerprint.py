@@ -18,7 +18,7 @@ import jax
 import numpy as np
 
 from mirrax._src.base.jax_compat import Tracer
-from mirrax._src.base.values import PyTree, is_distributed
+from mirrax._src.base.values import PyTree, is_distributed, is_leaf
 from mirrax._src.engines.signature import Static
 from mirrax._src.state.variable import Variable
 
@@ -68,7 +68,9 @@ def _assigns_outer_names(code: types.CodeType) -> bool:
     )
 
 
-def _describe_cells(fn: types.FunctionType, seen: dict[int, int]) -> tuple[Any, list[Any]]:
+def _describe_cells(
+    fn: types.FunctionType, seen: dict[int, int]
+) -> tuple[Any, list[Any]]:
     arrays: list[Any] = []
     parts = []
     for cell in fn.__closure__ or ():
@@ -117,10 +119,12 @@ def _describe(value: Any, arrays: list[Any] | None, seen: dict[int, int]) -> Any
         return Static(value)
     if id(value) in seen:
         return ("again", seen[id(value)])
-    leaves, tree = jax.tree.flatten(value)
+    leaves, tree = jax.tree.flatten(value, is_leaf=is_leaf)
     if len(leaves) == 1 and leaves[0] is value:
         # An object of the user's: as it is now, attribute by attribute.
-        if type(value).__module__.split(".")[0] in sys.stdlib_module_names - {"__main__"}:
+        if type(value).__module__.split(".")[0] in sys.stdlib_module_names - {
+            "__main__"
+        }:
             raise _Unknown
         seen[id(value)] = len(seen)
         attributes = getattr(value, "__dict__", None)
@@ -157,7 +161,9 @@ def _with_arrays(value: Any, arrays: Any) -> Any:
         return value
     if _is_library_callable(value):
         return value
-    leaves, tree = jax.tree.flatten(value)
-    if not any(isinstance(leaf, jax.Array | np.ndarray | np.generic) for leaf in leaves):
+    leaves, tree = jax.tree.flatten(value, is_leaf=is_leaf)
+    if not any(
+        isinstance(leaf, jax.Array | np.ndarray | np.generic) for leaf in leaves
+    ):
         return value
     return jax.tree.unflatten(tree, [_with_arrays(leaf, arrays) for leaf in leaves])

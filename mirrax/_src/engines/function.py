@@ -42,7 +42,9 @@ class RunOnHost(BaseException):
 def function(fn: Callable[..., Any], /) -> Function: ...
 @overload
 def function(
-    *, donate_argnums: int | Sequence[int] = (), static_argnames: str | Sequence[str] = ()
+    *,
+    donate_argnums: int | Sequence[int] = (),
+    static_argnames: str | Sequence[str] = (),
 ) -> Callable[[Callable[..., Any]], Function]: ...
 def function(
     fn: Callable[..., Any] | None = None,
@@ -72,7 +74,11 @@ def function(
     """
     if fn is None:
         return lambda fn: Function(fn, donate_argnums, static_argnames)
-    return fn if isinstance(fn, Function) else Function(fn, donate_argnums, static_argnames)
+    return (
+        fn
+        if isinstance(fn, Function)
+        else Function(fn, donate_argnums, static_argnames)
+    )
 
 
 class Function:
@@ -95,8 +101,16 @@ class Function:
         functools.update_wrapper(self, fn)
         self.fn = fn
         self.trace_count = 0
-        self._donate = (donate_argnums,) if isinstance(donate_argnums, int) else tuple(donate_argnums)
-        self._static = (static_argnames,) if isinstance(static_argnames, str) else tuple(static_argnames)
+        self._donate = (
+            (donate_argnums,)
+            if isinstance(donate_argnums, int)
+            else tuple(donate_argnums)
+        )
+        self._static = (
+            (static_argnames,)
+            if isinstance(static_argnames, str)
+            else tuple(static_argnames)
+        )
         self._programs: dict[Any, list[Program]] = {}
         self._last: dict[Any, Program] = {}
         self._last_key: Any = None
@@ -126,7 +140,9 @@ class Function:
                 mesh,
                 args,
                 kwargs,
-                lambda signature, arrays: stage_call(self._thawing_fn(), signature, arrays, mesh),
+                lambda signature, arrays: stage_call(
+                    self._thawing_fn(), signature, arrays, mesh
+                ),
             )
         except RunOnHost:
             self._on_host = True
@@ -154,7 +170,9 @@ class Function:
         except RunEagerly:
             return run_eagerly(strategy, fn, args, kwargs)
 
-    def inner_function(self, fn: Callable[..., Any]) -> tuple[Function, tuple[Any, ...]]:
+    def inner_function(
+        self, fn: Callable[..., Any]
+    ) -> tuple[Function, tuple[Any, ...]]:
         """The compiled form of a function that host code passes to `run`, and its arrays.
 
         A replica function that is defined inside the loop is a new object every time; it
@@ -224,7 +242,9 @@ class Function:
             for leaf in jax.tree.leaves(positions[0][i])
         }
         return [
-            i in donated for i, kind in enumerate(signature.kinds) if not isinstance(kind, Static)
+            i in donated
+            for i, kind in enumerate(signature.kinds)
+            if not isinstance(kind, Static)
         ]
 
     def uneven_traces(self) -> dict[Any, Any]:
@@ -312,7 +332,10 @@ def as_function(fn: Any) -> tuple[Function, tuple[Any, ...]] | None:
 
 
 def run_replicas(
-    strategy: Any, fn: Callable[..., PyTree], args: tuple[Any, ...], kwargs: dict[str, Any]
+    strategy: Any,
+    fn: Callable[..., PyTree],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
 ) -> PyTree:
     """`strategy.run(fn, args, kwargs)`, by the engine that the place and `fn` call for."""
     here = context.current()

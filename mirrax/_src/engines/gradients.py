@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from mirrax._src.base import context
-from mirrax._src.base.values import PyTree
+from mirrax._src.base.values import PyTree, is_leaf
 from mirrax._src.engines.blocks import run_block
 from mirrax._src.state.frame import Frame
 from mirrax._src.state.variable import Variable
@@ -35,7 +35,7 @@ def value_and_grad(
         variables: A variable or any nested structure of variables.
         has_aux: Whether `fn` returns a pair; the value then is `(value, aux)`.
     """
-    leaves, tree = jax.tree.flatten(variables)
+    leaves, tree = jax.tree.flatten(variables, is_leaf=is_leaf)
     for leaf in leaves:
         if not isinstance(leaf, Variable):
             raise TypeError(
@@ -49,7 +49,9 @@ def value_and_grad(
             )
 
     def inline(fn: Callable[..., Any]) -> Callable[..., tuple[Any, PyTree]]:
-        return lambda *args, **kwargs: _differentiate(fn, leaves, tree, has_aux, args, kwargs)
+        return lambda *args, **kwargs: _differentiate(
+            fn, leaves, tree, has_aux, args, kwargs
+        )
 
     key = ("value_and_grad", tuple(v.number for v in leaves), tree, has_aux)
 
@@ -95,6 +97,8 @@ def _differentiate(
             dict(zip(variables, values)),
             is_local=outer.frame.is_local if outer.frame else True,
             is_spmd=outer.frame.is_spmd if outer.frame else False,
+            is_uneven=outer.frame.is_uneven if outer.frame else False,
+            is_staged=outer.frame.is_staged if outer.frame else False,
             parent=outer.frame,
         )
         with context.changed(frame=frame):

@@ -14,7 +14,14 @@ from mirrax._src.base.mesh import AXIS_NAME
 from mirrax._src.collectives.same import MARK
 
 # Collectives whose result all replicas share, and those that give each its own.
-COMBINING = {"psum", "pmax", "pmin", "all_gather", "psum_invariant", "all_gather_invariant"}
+COMBINING = {
+    "psum",
+    "pmax",
+    "pmin",
+    "all_gather",
+    "psum_invariant",
+    "all_gather_invariant",
+}
 SEPARATING = {"axis_index", "ppermute", "all_to_all", "reduce_scatter", "psum_scatter"}
 COLLECTIVES = COMBINING | SEPARATING
 
@@ -60,13 +67,22 @@ def _invariant_results(eqn: Any, ins: list[bool]) -> list[bool]:
     count = len(eqn.outvars)
     if is_collective(eqn):
         groups = eqn.params.get("axis_index_groups")
-        return [name in COMBINING and groups is None or all(ins) and name in COMBINING] * count
+        return [
+            name in COMBINING and groups is None or all(ins) and name in COMBINING
+        ] * count
     if name == "optimization_barrier":
         return ins
     if eqn.params.get("name") == MARK:
         return [True] * count
     inner = eqn.params.get("jaxpr") or eqn.params.get("call_jaxpr")
-    is_call = name in ("jit", "pjit", "closed_call", "remat2", "checkpoint", "custom_jvp_call")
+    is_call = name in (
+        "jit",
+        "pjit",
+        "closed_call",
+        "remat2",
+        "checkpoint",
+        "custom_jvp_call",
+    )
     if is_call and inner is not None:
         inner = getattr(inner, "jaxpr", inner)
         if len(inner.invars) == len(ins):

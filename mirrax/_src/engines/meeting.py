@@ -40,7 +40,9 @@ class Request:
 class _Replica:
     """One replica's thread and what it is doing."""
 
-    def __init__(self, body: Callable[[], Any], name: str, rejoin: threading.Semaphore) -> None:
+    def __init__(
+        self, body: Callable[[], Any], name: str, rejoin: threading.Semaphore
+    ) -> None:
         self._body = body
         self._rejoin = rejoin
         self._go = threading.Semaphore(0)
@@ -162,7 +164,11 @@ def users_line() -> str:
     frame = sys._getframe(1)
     while frame.f_back is not None:
         name = frame.f_code.co_filename
-        if not name.startswith(_PACKAGE) and "/jax/" not in name and "<string>" not in name:
+        if (
+            not name.startswith(_PACKAGE)
+            and "/jax/" not in name
+            and "<string>" not in name
+        ):
             break
         frame = frame.f_back
     return f"{frame.f_code.co_filename.rsplit('/', 1)[-1]}:{frame.f_lineno}"

@@ -42,7 +42,8 @@ class Staged:
     reads: Mapping[Variable, Kind]
     writes: Mapping[Variable, Kind]
     apply: Callable[
-        [Mapping[Variable, jax.Array], Sequence[Any]], tuple[list[jax.Array], list[jax.Array]]
+        [Mapping[Variable, jax.Array], Sequence[Any]],
+        tuple[list[jax.Array], list[jax.Array]],
     ]
     result: Callable[[Sequence[jax.Array]], PyTree]
     forwarded: frozenset[Variable]
@@ -68,7 +69,9 @@ class Program:
 
     def layouts_match(self) -> bool:
         """Whether the variables lie on the mesh as they did when this was traced."""
-        return all(layout_in(v, v.stored)[0] == k for v, k in self._staged.reads.items())
+        return all(
+            layout_in(v, v.stored)[0] == k for v, k in self._staged.reads.items()
+        )
 
     def __call__(self, arrays: list[Any]) -> PyTree:
         if shared:
@@ -100,7 +103,9 @@ class Program:
         """Gives each variable that will be donated an array of its own."""
         for variable in [v for v in self._reused if v.number in shared]:
             if isinstance(variable.stored, PerReplica):
-                variable.stored = PerReplica([jnp.copy(x) for x in variable.stored.values])
+                variable.stored = PerReplica(
+                    [jnp.copy(x) for x in variable.stored.values]
+                )
             else:
                 variable.stored = jnp.copy(variable.stored)
             shared.discard(variable.number)

@@ -17,12 +17,12 @@ from mirrax._src.base.jax_compat import Tracer
 from mirrax._src.base.mesh import AXIS_NAME
 from mirrax._src.base.reduce_op import ReduceOp, parse_reduce_op
 from mirrax._src.base.values import (
-    DistributedValues,
     InProgram,
     Mirrored,
     PerReplica,
     PyTree,
-    is_distributed,
+    ReplicaValues,
+    is_leaf,
     part_of,
     regroup,
 )
@@ -112,7 +112,12 @@ class ReplicaContext:
 
         In an eager run their lengths along `axis` may differ.
         """
-        leaves, tree = jax.tree.flatten(value)
+        leaves, tree = jax.tree.flatten(value, is_leaf=_is_sparse)
+        if any(map(_is_sparse, leaves)):
+            raise NotImplementedError(
+                "`all_gather` takes arrays; gather the values and indices of IndexedSlices "
+                "one by one."
+            )
         leaves = [jnp.asarray(leaf) for leaf in leaves]
         for leaf in leaves:
             check_gather_axis(leaf, axis)
@@ -125,7 +130,9 @@ class ReplicaContext:
             starts = self._merge("all_gather", _start_positions, tuple(lengths), {})
             summed = self.all_reduce(ReduceOp.SUM, gradients, options)
             return [
-                lax.dynamic_slice_in_dim(total, start, leaf.shape[axis], axis % leaf.ndim)
+                lax.dynamic_slice_in_dim(
+                    total, start, leaf.shape[axis], axis % leaf.ndim
+                )
                 for total, start, leaf in zip(summed, starts, leaves)
             ]
 
@@ -197,12 +204,13 @@ class SpmdReplicaContext(ReplicaContext):
         def spread(leaf: Any) -> Any:
             if isinstance(leaf, Mirrored) and leaf.piece is not None:
                 leaf = leaf.piece
-            return in_program(leaf, count) if isinstance(leaf, Tracer) else leaf
+            is_spread = isinstance(leaf, Tracer) and count > 1
+            return in_program(leaf, count) if is_spread else leaf
 
-        args, kwargs = jax.tree.map(spread, (args, kwargs), is_leaf=is_distributed)
+        args, kwargs = jax.tree.map(spread, (args, kwargs), is_leaf=is_leaf)
         with context.changed(replica=None, updating=None):
             result = merge_fn(self._strategy, *args, **kwargs)
-        return jax.tree.map(self._own, result, is_leaf=is_distributed)
+        return jax.tree.map(self._own, result, is_leaf=is_leaf)
 
     def _own(self, leaf: Any) -> Any:
         """This replica's part of what a `merge_fn` returned."""
@@ -210,7 +218,7 @@ class SpmdReplicaContext(ReplicaContext):
             return leaf.piece
         if isinstance(leaf, PerReplica) and isinstance(leaf.piece, InProgram):
             return leaf.piece.array
-        if isinstance(leaf, DistributedValues):
+        if isinstance(leaf, ReplicaValues):
             parts = jnp.stack([jnp.asarray(part) for part in leaf.values])
             return parts[lax.axis_index(AXIS_NAME)]
         return leaf
@@ -249,17 +257,15 @@ class EagerReplicaContext(ReplicaContext):
         kwargs: dict[str, Any],
     ) -> PyTree:
         frame = context.current().frame
+        if frame is not None and frame.is_staged:
+            raise RunEagerly(f"`{what}` while a part of an eager replica is traced")
         if any(isinstance(x, Tracer) for x in jax.tree.leaves((args, kwargs))):
-            if frame is not None:
-                raise RunEagerly(f"`{what}` while a part of an eager replica is traced")
             raise RuntimeError(
                 f"`{what}` ({users_line()}) is called on values that JAX is tracing "
                 "(`jax.jit`, `jax.grad`, `lax.scan`, ...) in an eager replica, where "
                 "replicas can only exchange real values. Wrap the replica function in "
                 "`mx.function`."
             )
-        if frame is not None:
-            raise RunEagerly(f"`{what}` while a part of an eager replica is traced")
         request = Request(what, users_line(), self._act, (merge_fn, args, kwargs))
         return self._meeting.meet(self.local_index, request)
 
@@ -288,11 +294,19 @@ class EagerReplicaContext(ReplicaContext):
         )
         with context.enter(self._caller):
             result = merge_fn(self._strategy, *args, **kwargs)
-        for leaf in jax.tree.leaves(result, is_leaf=is_distributed):
+        for leaf in jax.tree.leaves(result, is_leaf=is_leaf):
             if isinstance(leaf, Mirrored):
                 # The array is kept too, so that its id stays its own.
                 self._shared_results.update((id(v), (v, leaf)) for v in leaf.values)
-        return [part_of(result, i) for i in range(len(payloads))]
+        mesh = self._strategy.replica_mesh
+        return [
+            jax.tree.map(
+                lambda leaf, i=i: mesh.local_view(leaf, i),
+                part_of(result, i),
+                is_leaf=is_leaf,
+            )
+            for i in range(len(payloads))
+        ]
 
 
 def _start_positions(strategy: Any, *lengths: Any) -> list[PerReplica]:

@@ -13,13 +13,13 @@ import numpy as np
 from mirrax._src.base.jax_compat import Tracer
 from mirrax._src.base.mesh import ReplicaMesh
 from mirrax._src.base.values import (
-    DistributedValues,
     Mirrored,
     PerReplica,
     PyTree,
+    ReplicaValues,
     Stacked,
     is_array,
-    is_distributed,
+    is_leaf,
     is_number,
     stack,
 )
@@ -121,13 +121,16 @@ def sort_arguments(
     Raises:
         UnevenError: If a per-replica argument does not fit in one array.
     """
-    leaves, tree = jax.tree.flatten((args, kwargs), is_leaf=is_distributed)
+    leaves, tree = jax.tree.flatten((args, kwargs), is_leaf=is_leaf)
     kinds: list[Kind] = []
     arrays: list[Any] = []
     for leaf in leaves:
         if isinstance(leaf, jax.Array):
             kinds.append(SAME)
             arrays.append(_placed(leaf, mesh))
+        elif isinstance(leaf, PerReplica) and is_one_number(leaf):
+            kinds.append(SAME)
+            arrays.append(leaf.values[0])
         elif isinstance(leaf, PerReplica):
             piece = _piece(leaf, mesh)
             kinds.append(SPLIT_SCALAR if piece.is_scalar else SPLIT)
@@ -147,16 +150,26 @@ def sort_arguments(
     return Signature(tree, tuple(kinds)), arrays
 
 
-def mesh_of_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> ReplicaMesh | None:
+def mesh_of_arguments(
+    args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> ReplicaMesh | None:
     """The mesh that distributed arguments bring along, if any does."""
-    for leaf in jax.tree.leaves((args, kwargs), is_leaf=is_distributed):
-        if isinstance(leaf, DistributedValues):
+    for leaf in jax.tree.leaves((args, kwargs), is_leaf=is_leaf):
+        if isinstance(leaf, ReplicaValues):
             if isinstance(leaf.piece, Stacked):
                 return leaf.piece.mesh
             if isinstance(leaf.piece, jax.Array) and not isinstance(leaf.piece, Tracer):
                 return ReplicaMesh(tuple(leaf.piece.sharding.mesh.devices.flat))
             return ReplicaMesh(tuple(d for part in leaf.values for d in part.devices()))
     return None
+
+
+def is_one_number(value: PerReplica) -> bool:
+    """Whether all parts are the same Python number, which need not travel as an array."""
+    parts = value.values if value.piece is None else ()
+    return (
+        bool(parts) and is_number(parts[0]) and all(part is parts[0] for part in parts)
+    )
 
 
 def _placed(array: jax.Array, mesh: ReplicaMesh | None) -> jax.Array:

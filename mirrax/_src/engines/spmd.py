@@ -19,17 +19,26 @@ from mirrax._src.base import context
 from mirrax._src.base.jax_compat import ClosedJaxpr, eval_jaxpr, make_jaxpr
 from mirrax._src.base.mesh import AXIS_NAME, ReplicaMesh
 from mirrax._src.base.values import (
-    DistributedValues,
     InProgram,
     Mirrored,
     PerReplica,
     PyTree,
+    ReplicaValues,
     Stacked,
-    is_distributed,
+    copies_of,
+    is_leaf,
     stack,
 )
 from mirrax._src.engines.invariance import invariant_outputs
-from mirrax._src.engines.signature import SAME, SPLIT, SPLIT_SCALAR, Kind, Signature, Split, Static
+from mirrax._src.engines.signature import (
+    SAME,
+    SPLIT,
+    SPLIT_SCALAR,
+    Kind,
+    Signature,
+    Split,
+    Static,
+)
 from mirrax._src.state.frame import Frame
 from mirrax._src.state.variable import Variable
 
@@ -72,7 +81,10 @@ class ReplicaTrace:
         return SPLIT_SCALAR if self.closed.out_avals[i].ndim == 0 else SPLIT
 
     def bind(
-        self, values: Mapping[Variable, jax.Array], arrays: Sequence[Any], consts: Sequence[Any]
+        self,
+        values: Mapping[Variable, jax.Array],
+        arrays: Sequence[Any],
+        consts: Sequence[Any],
     ) -> tuple[list[jax.Array], list[jax.Array]]:
         """Runs the program on all devices: the arrays of the result, and what was written."""
         in_kinds = [self.variables[v] for v in values] + [
@@ -87,7 +99,9 @@ class ReplicaTrace:
             for variable, value in zip(values, local):
                 bound[positions[variable]] = value
             outs = eval_jaxpr(self.closed.jaxpr, consts, *bound, *local[len(values) :])
-            return [x[None] if k == SPLIT_SCALAR else x for x, k in zip(outs, out_kinds)]
+            return [
+                x[None] if k == SPLIT_SCALAR else x for x, k in zip(outs, out_kinds)
+            ]
 
         outs = jax.shard_map(
             body,
@@ -114,7 +128,7 @@ class ReplicaTrace:
 def wrap_result(array: jax.Array, kind: Kind, mesh: ReplicaMesh) -> Any:
     """An array of a program as what `run` returns."""
     if mesh.size == 1:
-        return array if isinstance(array, jax.core.Tracer) else array.addressable_data(0)
+        return array if isinstance(array, jax.core.Tracer) else copies_of(array)[0]
     if isinstance(kind, Split):
         return PerReplica.of(Stacked(array, mesh, kind.is_scalar))
     return Mirrored.of(array)
@@ -123,7 +137,9 @@ def wrap_result(array: jax.Array, kind: Kind, mesh: ReplicaMesh) -> Any:
 def stored_form(variable: Variable, array: jax.Array, kind: Kind) -> Any:
     """An array of a program as what `variable` stores."""
     if isinstance(kind, Split):
-        return PerReplica.of(Stacked(array, variable.strategy.replica_mesh, kind.is_scalar))
+        return PerReplica.of(
+            Stacked(array, variable.strategy.replica_mesh, kind.is_scalar)
+        )
     return array
 
 
@@ -145,6 +161,7 @@ def trace_replica(
     variables: Mapping[Variable, Kind],
     make_context: Callable[[Frame], context.Context],
     parent: Frame | None = None,
+    is_uneven: bool = False,
 ) -> ReplicaTrace:
     """Traces `fn` once, as every replica will run it.
 
@@ -156,17 +173,24 @@ def trace_replica(
         variables: All variables that `fn` might use, with how they lie on the mesh.
         make_context: The context that `fn` runs in, for the frame it is traced with.
         parent: The frame of the traced code that calls `run`, if any.
+        is_uneven: Whether other replicas' arguments have other shapes.
     """
     frames: list[Frame] = []
     outcome: list[Any] = []
 
     def body(values: list[jax.Array], arrays: list[jax.Array]) -> list[jax.Array]:
-        frame = Frame(dict(zip(variables, values)), is_local=True, is_spmd=True, parent=parent)
+        frame = Frame(
+            dict(zip(variables, values)),
+            is_local=True,
+            is_spmd=True,
+            is_uneven=is_uneven,
+            parent=parent,
+        )
         frames.append(frame)
         args, kwargs = signature.rebuild(arrays)
         with context.enter(make_context(frame)):
             result = fn(*args, **kwargs)
-            leaves, tree = jax.tree.flatten(result, is_leaf=is_distributed)
+            leaves, tree = jax.tree.flatten(result, is_leaf=is_leaf)
             leaves = [_own_part(leaf) for leaf in leaves]
         slots = tuple(_slot(leaf) for leaf in leaves)
         outcome.append((tree, slots))
@@ -175,7 +199,9 @@ def trace_replica(
         )
 
     values = [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in variables]
-    closed = make_jaxpr(body, (AXIS_NAME, strategy.replica_mesh.size), (values, list(avals)))
+    closed = make_jaxpr(
+        body, (AXIS_NAME, strategy.replica_mesh.size), (values, list(avals))
+    )
     frame, (out_tree, slots) = frames[-1], outcome[-1]
     dynamic = [k for k in signature.kinds if not isinstance(k, Static)]
     inputs = [not isinstance(k, Split) for k in [*variables.values(), *dynamic]]
@@ -214,7 +240,7 @@ def _own_part(leaf: Any) -> Any:
         return leaf.piece
     if isinstance(leaf, PerReplica) and isinstance(leaf.piece, InProgram):
         return leaf.piece.array
-    if isinstance(leaf, DistributedValues):
+    if isinstance(leaf, ReplicaValues):
         raise ValueError(
             "A replica function returned a per-replica value, which has parts of all "
             "replicas; return this replica's part only."

@@ -23,7 +23,8 @@ from mirrax._src.base.values import (
     PerReplica,
     PyTree,
     Stacked,
-    is_distributed,
+    copies_of,
+    is_leaf,
 )
 from mirrax._src.engines.program import Staged
 from mirrax._src.engines.replica_context import SpmdReplicaContext
@@ -51,7 +52,10 @@ from mirrax._src.state.variable import Variable, live_variables
 
 
 def stage_run(
-    strategy: Any, fn: Callable[..., PyTree], signature: Signature, arrays: Sequence[Any]
+    strategy: Any,
+    fn: Callable[..., PyTree],
+    signature: Signature,
+    arrays: Sequence[Any],
 ) -> Staged:
     """`strategy.run(fn, ...)` as a program."""
     mesh = strategy.replica_mesh
@@ -64,8 +68,12 @@ def stage_run(
         )
 
     traced = until_no_new_variables(trace, fn)
-    consts = [mesh.mirror(c) if isinstance(c, jax.Array) else c for c in traced.closed.consts]
-    written = [traced.out_kind(traced.num_results + i) for i in range(len(traced.written))]
+    consts = [
+        mesh.mirror(c) if isinstance(c, jax.Array) else c for c in traced.closed.consts
+    ]
+    written = [
+        traced.out_kind(traced.num_results + i) for i in range(len(traced.written))
+    ]
     jaxpr = traced.closed.jaxpr
     return Staged(
         signature=signature,
@@ -73,12 +81,17 @@ def stage_run(
         writes=dict(zip(traced.written, written)),
         apply=lambda values, arrays: traced.bind(values, arrays, consts),
         result=traced.result,
-        forwarded=_forwarded(jaxpr, traced.variables, traced.written, traced.num_results),
+        forwarded=_forwarded(
+            jaxpr, traced.variables, traced.written, traced.num_results
+        ),
     )
 
 
 def run_in_trace(
-    strategy: Any, fn: Callable[..., PyTree], args: tuple[Any, ...], kwargs: dict[str, Any]
+    strategy: Any,
+    fn: Callable[..., PyTree],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
 ) -> PyTree:
     """`strategy.run(fn, ...)` inside a function that is being traced."""
     return call_in_trace(strategy, fn, args, kwargs, replica_context(strategy))
@@ -108,7 +121,9 @@ def call_in_trace(
         make_context,
         parent,
     )
-    reads = {v: layout_in(v, parent.read(v) if parent else v.stored)[1] for v in traced.reads}
+    reads = {
+        v: layout_in(v, parent.read(v) if parent else v.stored)[1] for v in traced.reads
+    }
     results, written = traced.bind(reads, arrays, traced.closed.consts)
     for i, (variable, array) in enumerate(zip(traced.written, written)):
         kind = traced.out_kind(traced.num_results + i)
@@ -195,12 +210,14 @@ def _trace_call(
     seen: list[tuple[Frame, Any, list[Any], list[Any]]] = []
 
     def body(values: list[jax.Array], arrays: list[jax.Array]) -> list[jax.Array]:
-        bound = {v: stored_form(v, x, k) for (v, k), x in zip(variables.items(), values)}
+        bound = {
+            v: stored_form(v, x, k) for (v, k), x in zip(variables.items(), values)
+        }
         frame = Frame(bound, is_local=is_local)
         args, kwargs = signature.rebuild(_wrap_arguments(signature, arrays, mesh))
         with context.changed(frame=frame):
             result = fn(*args, **kwargs)
-        leaves, tree = jax.tree.flatten(result, is_leaf=is_distributed)
+        leaves, tree = jax.tree.flatten(result, is_leaf=is_leaf)
         results = [_unwrap(leaf) for leaf in leaves]
         written = [layout_in(v, value) for v, value in frame.writes.items()]
         seen.append((frame, tree, results, written))
@@ -234,7 +251,9 @@ def usable_variables(strategy: Any) -> list[Variable]:
 _Trace = TypeVar("_Trace", ReplicaTrace, _CallTrace)
 
 
-def until_no_new_variables(trace: Callable[[], _Trace], fn: Callable[..., Any]) -> _Trace:
+def until_no_new_variables(
+    trace: Callable[[], _Trace], fn: Callable[..., Any]
+) -> _Trace:
     """The first trace in which `fn` makes no variables; it may make them once."""
     traced = trace()
     if traced.created:
@@ -273,7 +292,11 @@ def _unwrap(leaf: Any) -> tuple[Kind, Any, ReplicaMesh | None]:
     """A leaf that a traced function returns: its kind, its array and its mesh."""
     if isinstance(leaf, PerReplica):
         if isinstance(leaf.piece, Stacked):
-            return (SPLIT_SCALAR if leaf.piece.is_scalar else SPLIT), leaf.piece.array, leaf.piece.mesh
+            return (
+                (SPLIT_SCALAR if leaf.piece.is_scalar else SPLIT),
+                leaf.piece.array,
+                leaf.piece.mesh,
+            )
         return Static(leaf), None, None
     if isinstance(leaf, Mirrored) and leaf.piece is not None:
         return SAME_WRAPPED, leaf.piece, None
@@ -294,7 +317,7 @@ def first_copy(array: jax.Array) -> jax.Array:
     """A replicated array as one array on the first device."""
     if isinstance(array, Tracer) or len(array.sharding.device_set) == 1:
         return array
-    return array.addressable_data(0) if array.is_fully_replicated else array
+    return copies_of(array)[0] if array.is_fully_replicated else array
 
 
 def _global_aval(variable: Variable, kind: Kind) -> jax.ShapeDtypeStruct:
@@ -311,7 +334,10 @@ def _aval(array: Any) -> jax.ShapeDtypeStruct:
 
 
 def _forwarded(
-    jaxpr: Jaxpr, variables: Iterable[Variable], written: Iterable[Variable], num_results: int
+    jaxpr: Jaxpr,
+    variables: Iterable[Variable],
+    written: Iterable[Variable],
+    num_results: int,
 ) -> frozenset[Variable]:
     """The variables whose array the caller may hold after a call.
 

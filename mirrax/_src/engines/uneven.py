@@ -17,7 +17,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
-from mirrax._src.base.jax_compat import Jaxpr, Literal, eval_jaxpr, make_jaxpr, sub_program
+from mirrax._src.base.jax_compat import (
+    Jaxpr,
+    Literal,
+    eval_jaxpr,
+    make_jaxpr,
+    sub_program,
+)
 from mirrax._src.base.mesh import AXIS_NAME, ReplicaMesh
 from mirrax._src.base.values import (
     Mirrored,
@@ -26,6 +32,7 @@ from mirrax._src.base.values import (
     Stacked,
     is_array,
     is_distributed,
+    is_leaf,
     is_number,
     regroup,
     stack,
@@ -47,8 +54,17 @@ from mirrax._src.engines.staging import (
 )
 from mirrax._src.state.frame import RunEagerly
 
-_CALLS = ("jit", "pjit", "closed_call", "remat2", "checkpoint", "custom_jvp_call",
-          "custom_vjp_call", "custom_vjp_call_jaxpr", "core_call")
+_CALLS = (
+    "jit",
+    "pjit",
+    "closed_call",
+    "remat2",
+    "checkpoint",
+    "custom_jvp_call",
+    "custom_vjp_call",
+    "custom_vjp_call_jaxpr",
+    "core_call",
+)
 
 
 def run_uneven(
@@ -60,7 +76,7 @@ def run_uneven(
 ) -> PyTree:
     """`strategy.run(fn, ...)` where per-replica arguments have unequal shapes."""
     mesh = strategy.replica_mesh
-    leaves, tree = jax.tree.flatten((args, kwargs), is_leaf=is_distributed)
+    leaves, tree = jax.tree.flatten((args, kwargs), is_leaf=is_leaf)
     kinds = tuple(_kind(leaf) for leaf in leaves)
     signature = Signature(tree, kinds)
     arrays = signature.arrays_of(leaves)
@@ -105,17 +121,32 @@ def _cut(
     signature: Signature,
     own: Sequence[Any],
 ) -> _Cut:
-    avals = tuple(jax.ShapeDtypeStruct(x.shape, x.dtype, weak_type=x.weak_type) for x in own)
+    avals = tuple(
+        jax.ShapeDtypeStruct(x.shape, x.dtype, weak_type=x.weak_type) for x in own
+    )
     variables = {v: layout_in(v, v.stored)[0] for v in usable_variables(strategy)}
     shapes = tuple((a.shape, a.dtype, a.weak_type) for a in avals)
-    key = (strategy, signature, shapes, tuple((v.number, kind) for v, kind in variables.items()))
+    key = (
+        strategy,
+        signature,
+        shapes,
+        tuple((v.number, kind) for v, kind in variables.items()),
+    )
     cache = function.uneven_traces()
     if key not in cache:
 
         def trace() -> ReplicaTrace:
-            variables = {v: layout_in(v, v.stored)[0] for v in usable_variables(strategy)}
+            variables = {
+                v: layout_in(v, v.stored)[0] for v in usable_variables(strategy)
+            }
             return trace_replica(
-                strategy, fn, signature, avals, variables, replica_context(strategy)
+                strategy,
+                fn,
+                signature,
+                avals,
+                variables,
+                replica_context(strategy),
+                is_uneven=True,
             )
 
         traced = until_no_new_variables(trace, fn)
@@ -131,7 +162,9 @@ def _cut_trace(trace: ReplicaTrace) -> _Cut:
         return _inline(trace.closed.jaxpr, trace.closed.consts, inputs, replica_id)
 
     avals = [var.aval for var in trace.closed.jaxpr.invars]
-    structs = [jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type) for a in avals]
+    structs = [
+        jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type) for a in avals
+    ]
     size = trace.mesh.size
     closed = make_jaxpr(flat, (AXIS_NAME, size), (np.int32(0), *structs))
     jaxpr = closed.jaxpr
@@ -154,10 +187,17 @@ def _cut_trace(trace: ReplicaTrace) -> _Cut:
     needed = {v for v in jaxpr.outvars if not isinstance(v, Literal)}
     segments: list[_Segment] = []
     for k in range(last, -1, -1):
-        needed |= {v for e in exchanges.get(k, ()) for v in e.invars if not isinstance(v, Literal)}
+        needed |= {
+            v
+            for e in exchanges.get(k, ())
+            for v in e.invars
+            if not isinstance(v, Literal)
+        }
         eqns = by_level.get(k, [])
         made = {v for e in eqns for v in e.outvars}
-        used = dict.fromkeys(v for e in eqns for v in e.invars if not isinstance(v, Literal))
+        used = dict.fromkeys(
+            v for e in eqns for v in e.invars if not isinstance(v, Literal)
+        )
         inputs = tuple(v for v in used if v not in made)
         outputs = tuple(v for v in made if v in needed)
         program = sub_program(jaxpr, eqns, inputs, outputs)
@@ -173,9 +213,14 @@ def _cut_trace(trace: ReplicaTrace) -> _Cut:
     )
 
 
-def _inline(jaxpr: Jaxpr, consts: Sequence[Any], inputs: Sequence[Any], replica_id: Any) -> list[Any]:
+def _inline(
+    jaxpr: Jaxpr, consts: Sequence[Any], inputs: Sequence[Any], replica_id: Any
+) -> list[Any]:
     """Evaluates `jaxpr`, going into calls that communicate."""
-    env: dict[Any, Any] = {**dict(zip(jaxpr.constvars, consts)), **dict(zip(jaxpr.invars, inputs))}
+    env: dict[Any, Any] = {
+        **dict(zip(jaxpr.constvars, consts)),
+        **dict(zip(jaxpr.invars, inputs)),
+    }
 
     def read(atom: Any) -> Any:
         return atom.val if isinstance(atom, Literal) else env[atom]
@@ -185,15 +230,27 @@ def _inline(jaxpr: Jaxpr, consts: Sequence[Any], inputs: Sequence[Any], replica_
         name = eqn.primitive.name
         if name == "axis_index" and is_collective(eqn):
             outs: Any = [replica_id]
-        elif name in _CALLS and any(contains_collective(e) for j in sub_jaxprs(eqn) for e in j.eqns):
-            inner = eqn.params.get("jaxpr") or eqn.params.get("call_jaxpr") or eqn.params["fun_jaxpr"]
+        elif name in _CALLS and any(
+            contains_collective(e) for j in sub_jaxprs(eqn) for e in j.eqns
+        ):
+            inner = (
+                eqn.params.get("jaxpr")
+                or eqn.params.get("call_jaxpr")
+                or eqn.params["fun_jaxpr"]
+            )
             closed_consts = getattr(inner, "consts", ())
-            outs = _inline(getattr(inner, "jaxpr", inner), closed_consts, values, replica_id)
+            outs = _inline(
+                getattr(inner, "jaxpr", inner), closed_consts, values, replica_id
+            )
         elif not is_collective(eqn) and contains_collective(eqn):
             raise RunEagerly("replicas communicate inside a loop or a branch")
         else:
-            given = {a: v for a, v in zip(eqn.invars, values) if not isinstance(a, Literal)}
-            outs = eval_jaxpr(sub_program(jaxpr, [eqn], given, eqn.outvars), (), *given.values())
+            given = {
+                a: v for a, v in zip(eqn.invars, values) if not isinstance(a, Literal)
+            }
+            outs = eval_jaxpr(
+                sub_program(jaxpr, [eqn], given, eqn.outvars), (), *given.values()
+            )
         env.update(zip(eqn.outvars, outs))
     return [read(atom) for atom in jaxpr.outvars]
 
@@ -209,7 +266,9 @@ def _live_equations(jaxpr: Jaxpr) -> list[Any]:
     return live[::-1]
 
 
-def _execute(strategy: Any, cuts: Sequence[_Cut], inputs: Sequence[Sequence[Any]]) -> PyTree:
+def _execute(
+    strategy: Any, cuts: Sequence[_Cut], inputs: Sequence[Sequence[Any]]
+) -> PyTree:
     mesh = strategy.replica_mesh
     _check_same_exchanges(cuts, strategy)
     envs = [
@@ -233,11 +292,15 @@ def _execute(strategy: Any, cuts: Sequence[_Cut], inputs: Sequence[Sequence[Any]
         at = trace.num_results + j
         is_same = all(cut.trace.is_same[at] for cut in cuts)
         parts = [to_device(r[at], d) for r, d in zip(results, mesh.local_devices)]
-        variable.stored = mesh.join(parts, mirrored=True) if is_same else PerReplica(parts)
+        variable.stored = (
+            mesh.join(parts, mirrored=True) if is_same else PerReplica(parts)
+        )
     return _merge_results(strategy, cuts, results)
 
 
-def _bind_inputs(cut: _Cut, own: Sequence[Any], local_index: int, mesh: ReplicaMesh) -> dict[Any, Any]:
+def _bind_inputs(
+    cut: _Cut, own: Sequence[Any], local_index: int, mesh: ReplicaMesh
+) -> dict[Any, Any]:
     trace = cut.trace
     values: list[Any] = [np.int32(mesh.local_ids[local_index])]
     reads = set(trace.reads)
@@ -245,7 +308,9 @@ def _bind_inputs(cut: _Cut, own: Sequence[Any], local_index: int, mesh: ReplicaM
         used = variable in reads
         values.append(_copy_of(variable, local_index, mesh) if used else None)
     env = dict(zip(cut.jaxpr.invars, [*values, *own]))
-    env.update(zip(cut.jaxpr.constvars, (mesh.local_view(c, local_index) for c in cut.consts)))
+    env.update(
+        zip(cut.jaxpr.constvars, (mesh.local_view(c, local_index) for c in cut.consts))
+    )
     return env
 
 
@@ -255,7 +320,9 @@ def _copy_of(variable: Any, local_index: int, mesh: ReplicaMesh) -> Any:
     return mesh.local_view(variable.stored, local_index)
 
 
-def _exchange(cuts: Sequence[_Cut], envs: Sequence[dict[Any, Any]], k: int, mesh: ReplicaMesh) -> None:
+def _exchange(
+    cuts: Sequence[_Cut], envs: Sequence[dict[Any, Any]], k: int, mesh: ReplicaMesh
+) -> None:
     eqns = cuts[0].exchanges[k]
     if not eqns:
         return
@@ -275,7 +342,9 @@ def _exchange(cuts: Sequence[_Cut], envs: Sequence[dict[Any, Any]], k: int, mesh
     for j, eqn in enumerate(eqns):
         for m, var in enumerate(eqn.outvars):
             whole = next(outs)
-            if eqn.primitive.name in COMBINING and not eqn.params.get("axis_index_groups"):
+            if eqn.primitive.name in COMBINING and not eqn.params.get(
+                "axis_index_groups"
+            ):
                 parts: tuple[Any, ...] = Mirrored.of(whole).values
             else:
                 parts = Stacked(whole, mesh, var.aval.ndim == 0).parts()
@@ -286,13 +355,16 @@ def _exchange(cuts: Sequence[_Cut], envs: Sequence[dict[Any, Any]], k: int, mesh
 _communications: dict[Any, Any] = {}
 
 
-def _communicate(mesh: ReplicaMesh, eqns: tuple[Any, ...], scalars: tuple[bool, ...]) -> Any:
+def _communicate(
+    mesh: ReplicaMesh, eqns: tuple[Any, ...], scalars: tuple[bool, ...]
+) -> Any:
     """The collectives of one exchange as one program over all devices."""
     key = (mesh, tuple(map(id, eqns)), scalars)
     if key not in _communications:
         specs = [
             PartitionSpec()
-            if eqn.primitive.name in COMBINING and not eqn.params.get("axis_index_groups")
+            if eqn.primitive.name in COMBINING
+            and not eqn.params.get("axis_index_groups")
             else mesh.split_spec
             for eqn in eqns
             for _ in eqn.outvars
@@ -302,7 +374,9 @@ def _communicate(mesh: ReplicaMesh, eqns: tuple[Any, ...], scalars: tuple[bool, 
             it = iter(a[0] if s else a for a, s in zip(arrays, scalars))
             outs: list[Any] = []
             for eqn in eqns:
-                result = eqn.primitive.bind(*(next(it) for _ in eqn.invars), **eqn.params)
+                result = eqn.primitive.bind(
+                    *(next(it) for _ in eqn.invars), **eqn.params
+                )
                 outs += result if eqn.primitive.multiple_results else [result]
             return [
                 o[None] if o.ndim == 0 and spec == mesh.split_spec else o
@@ -310,7 +384,11 @@ def _communicate(mesh: ReplicaMesh, eqns: tuple[Any, ...], scalars: tuple[bool, 
             ]
 
         mapped = jax.shard_map(
-            body, mesh=mesh.mesh, in_specs=mesh.split_spec, out_specs=specs, check_vma=False
+            body,
+            mesh=mesh.mesh,
+            in_specs=mesh.split_spec,
+            out_specs=specs,
+            check_vma=False,
         )
         # The equations are kept too, so that their ids stay their own.
         _communications[key] = (jax.jit(mapped), eqns)
@@ -331,12 +409,16 @@ def _check_same_exchanges(cuts: Sequence[_Cut], strategy: Any) -> None:
                 raise RunEagerly(f"{strategy.describe_replica(i)} brings another shape")
 
 
-def _merge_results(strategy: Any, cuts: Sequence[_Cut], results: Sequence[Sequence[Any]]) -> PyTree:
+def _merge_results(
+    strategy: Any, cuts: Sequence[_Cut], results: Sequence[Sequence[Any]]
+) -> PyTree:
     mesh = strategy.replica_mesh
     trees = []
     for cut, result in zip(cuts, results):
         it = iter(result)
-        leaves = [next(it) if slot.is_array else slot.static for slot in cut.trace.slots]
+        leaves = [
+            next(it) if slot.is_array else slot.static for slot in cut.trace.slots
+        ]
         trees.append(jax.tree.unflatten(cut.trace.out_tree, leaves))
     is_same = {
         id(array): all(cut.trace.is_same[i] for cut in cuts)
@@ -362,7 +444,9 @@ def _kind(leaf: Any) -> Kind:
     return Static(leaf)
 
 
-def _own(array: Any, local_index: int, device: jax.Device, mesh: ReplicaMesh) -> jax.Array:
+def _own(
+    array: Any, local_index: int, device: jax.Device, mesh: ReplicaMesh
+) -> jax.Array:
     if is_distributed(array):
         array = array.values[local_index]
     elif isinstance(array, jax.Array):

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from mirrax._src.base import context
-from mirrax._src.base.reduce_op import ReduceOp, VariableAggregation
+from mirrax._src.base.reduce_op import (
+    ReduceOp,
+    VariableAggregation,
+    VariableSynchronization,
+)
 from mirrax._src.base.values import (
     DistributedValues,
     Mirrored,
     PerReplica,
+    ReplicaValues,
     copies_of,
     is_number,
     to_device,
@@ -36,20 +43,53 @@ class DistributedVariable(Variable):
     __module__ = "mirrax.distribute"
 
     def __init__(self, spec: VariableSpec, strategy: Any) -> None:
+        if spec.synchronization is VariableSynchronization.NONE:
+            raise ValueError(
+                f"Variable {spec.name!r}: synchronization NONE is not supported by a strategy "
+                "that mirrors variables; use AUTO, ON_WRITE (copies kept in step) or ON_READ "
+                "(combined when read)."
+            )
+        if spec.synchronization is VariableSynchronization.AUTO:
+            spec = replace(spec, synchronization=VariableSynchronization.ON_WRITE)
+        with jax.ensure_compile_time_eval():
+            self._make(spec, strategy)
+
+    def _make(self, spec: VariableSpec, strategy: Any) -> None:
         array = spec.initial_array()
+        is_float = jnp.issubdtype(array.dtype, jnp.inexact)
+        if spec.aggregation is VariableAggregation.MEAN and not is_float:
+            raise ValueError(
+                f"Variable {spec.name!r}: aggregation MEAN needs a floating-point variable, "
+                f"this one is {array.dtype}."
+            )
         mesh = strategy.replica_mesh
-        self._setup(spec, strategy, mesh.mirror(strategy.initial_on_all_workers(array)), array)
+        self._setup(
+            spec, strategy, mesh.mirror(strategy.initial_on_all_workers(array)), array
+        )
+
+    @property
+    def distribute_strategy(self) -> Any:
+        """The strategy that the variable was made under."""
+        return self.strategy
 
     @property
     def values(self) -> tuple[ComponentVariable, ...]:
         """This worker's copies, each a variable of its own."""
+        return self._components
+
+    @functools.cached_property
+    def _components(self) -> tuple[ComponentVariable, ...]:
         count = len(self.strategy.replica_mesh.local_ids)
         return tuple(ComponentVariable(self, i) for i in range(count))
 
     # Reading -------------------------------------------------------------------------
 
     def concrete(self, is_local: bool) -> Any:
-        return self.copy(context.local_index(context.current())) if is_local else self.stored
+        return (
+            self.copy(context.local_index(context.current()))
+            if is_local
+            else self.stored
+        )
 
     def copy(self, local_index: int) -> jax.Array:
         """The array on the device of this worker's replica `local_index`."""
@@ -123,7 +163,8 @@ class DistributedVariable(Variable):
         mesh = self.strategy.replica_mesh
         parts = list(self._copies())
         parts[index] = to_device(value, mesh.local_devices[index])
-        self.stored = PerReplica(parts)
+        is_alone = mesh.size == 1
+        self.stored = mesh.join(parts, mirrored=True) if is_alone else PerReplica(parts)
         shared.add(self.number)
 
     def store_local(self, value: jax.Array) -> None:
@@ -135,7 +176,9 @@ class DistributedVariable(Variable):
 
     def _copies(self) -> tuple[jax.Array, ...]:
         stored = self.stored
-        return (stored if isinstance(stored, PerReplica) else Mirrored.of(stored)).values
+        return (
+            stored if isinstance(stored, PerReplica) else Mirrored.of(stored)
+        ).values
 
     def _store_all(self, here: context.Context, value: jax.Array) -> None:
         """Makes `value` every replica's copy."""
@@ -149,14 +192,16 @@ class DistributedVariable(Variable):
         self.stored = self.strategy.replica_mesh.mirror(value)
         shared.add(self.number)
 
-    def combine(self, here: context.Context, op: ReduceOp) -> jax.Array:
+    def combine(self, op: ReduceOp) -> jax.Array:
         """The copies, reduced."""
-        frame = here.frame
-        if frame is not None and frame.is_spmd:
-            copies = self.strategy.in_program_value(frame.read(self))
-        else:
-            copies = self._all_copies(here)
-        return self.strategy.reduce(op, copies, axis=None)
+        return self.strategy.reduce(op, self.copies(), axis=None)
+
+    def copies(self) -> ReplicaValues:
+        """All copies, as a distributed value."""
+        here = context.current()
+        if here.frame is not None and here.frame.is_spmd:
+            return self.strategy.in_program_value(here.frame.read(self))
+        return self._all_copies(here)
 
     def first(self, here: context.Context) -> jax.Array:
         """The first replica's copy."""
@@ -165,7 +210,7 @@ class DistributedVariable(Variable):
             return self.strategy.first_in_program(frame.read(self))
         return self._all_copies(here).values[0]
 
-    def _all_copies(self, here: context.Context) -> DistributedValues:
+    def _all_copies(self, here: context.Context) -> ReplicaValues:
         shared.add(self.number)
         is_whole = here.frame is not None and not here.frame.is_local
         value = here.frame.read(self) if is_whole else self.stored
@@ -188,12 +233,19 @@ class ComponentVariable(Variable):
         self.local_index = local_index
         self.name = whole.name + (f"/replica_{local_index}" if local_index else "")
         self.trainable, self.strategy = whole.trainable, whole.strategy
-        self.synchronization, self.aggregation = whole.synchronization, whole.aggregation
+        self.synchronization, self.aggregation = (
+            whole.synchronization,
+            whole.aggregation,
+        )
         self.shape, self.dtype = whole.shape, whole.dtype
 
     def read_value(self) -> jax.Array:
         with self._own_copy() as here:
-            return here.frame.read(self.whole) if here.frame else self.whole.copy(self.local_index)
+            return (
+                here.frame.read(self.whole)
+                if here.frame
+                else self.whole.copy(self.local_index)
+            )
 
     value = read_value
 
@@ -217,14 +269,15 @@ class ComponentVariable(Variable):
         return describe_variable(self.name, self, self.read_value())
 
 
+DistributedValues.register(DistributedVariable)
+
+
 def aggregate(
     strategy: Any, value: Any, aggregation: VariableAggregation, variable: Variable
 ) -> Any:
     """The replicas' values for `variable` as one, by its aggregation."""
     if aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
-        return strategy.extended.broadcast_to(
-            strategy.first_part(value), variable
-        )
+        return strategy.extended.broadcast_to(strategy.first_part(value), variable)
     if is_number(value) or isinstance(value, bool):
         if aggregation is VariableAggregation.MEAN:
             return value

@@ -29,6 +29,8 @@ class Frame:
     Attributes:
         is_local: Whether values are one replica's own arrays, or whole variables.
         is_spmd: Whether the traced code is one program for all replicas.
+        is_staged: Whether a program is being traced; else code runs op by op.
+        is_uneven: Whether other replicas' arrays may have other shapes.
         reads: The bound variables that were read, in order.
         writes: The latest value of each variable that was written.
         created: Variables that came into being while the frame was active.
@@ -40,6 +42,8 @@ class Frame:
         *,
         is_local: bool,
         is_spmd: bool = False,
+        is_uneven: bool = False,
+        is_staged: bool = True,
         parent: Frame | None = None,
     ) -> None:
         self._values = values
@@ -47,6 +51,8 @@ class Frame:
         self._trace = trace_state()
         self.is_local = is_local
         self.is_spmd = is_spmd
+        self.is_uneven = is_uneven
+        self.is_staged = is_staged
         self.reads: dict[Variable, None] = {}
         self.writes: dict[Variable, Any] = {}
         self.created: list[Variable] = []

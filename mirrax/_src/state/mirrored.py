@@ -6,13 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from mirrax._src.base import context
 from mirrax._src.base.reduce_op import VariableAggregation
 from mirrax._src.base.values import PerReplica
 from mirrax._src.state.distributed import DistributedVariable, aggregate, as_array
-from mirrax._src.state.variable import VariableSpec
 
 
 class MirroredVariable(DistributedVariable):
@@ -23,16 +21,6 @@ class MirroredVariable(DistributedVariable):
     """
 
     __module__ = "mirrax.distribute"
-
-    def __init__(self, spec: VariableSpec, strategy: Any) -> None:
-        super().__init__(spec, strategy)
-        if spec.aggregation is VariableAggregation.MEAN and not jnp.issubdtype(
-            self.dtype, jnp.inexact
-        ):
-            raise ValueError(
-                f"Variable {self.name!r}: aggregation MEAN needs a floating-point variable, "
-                f"this one is {self.dtype}."
-            )
 
     def _read_together(self, here: context.Context) -> jax.Array:
         return self.first(here) if self._is_split(here) else self._whole(here)
@@ -50,7 +38,9 @@ class MirroredVariable(DistributedVariable):
         if isinstance(value, PerReplica) or self._is_split(here):
             self._update_copies(value, update)
         else:
-            self._store_all(here, update(lambda: self._whole(here), self.convert(value)))
+            self._store_all(
+                here, update(lambda: self._whole(here), self.convert(value))
+            )
 
     def _assign_in_replica(
         self, here: context.Context, value: Any, update: Callable[[Any, Any], Any]

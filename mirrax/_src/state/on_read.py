@@ -23,7 +23,8 @@ class SyncOnReadVariable(DistributedVariable):
         super().__init__(spec, strategy)
         # From the start in the form that replicas' writes give it, so that the first
         # compiled step is not traced again for the second one.
-        self.stored = PerReplica(self._copies())
+        if strategy.num_replicas_in_sync > 1:
+            self.stored = PerReplica(self._copies())
 
     def _read_together(self, here: context.Context) -> jax.Array:
         if self.aggregation is VariableAggregation.NONE:
@@ -35,7 +36,7 @@ class SyncOnReadVariable(DistributedVariable):
             )
         if self.aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
             return self.first(here)
-        return self.combine(here, ReduceOp.from_variable_aggregation(self.aggregation))
+        return self.combine(ReduceOp.from_variable_aggregation(self.aggregation))
 
     def _assign_in_replica(
         self, here: context.Context, value: Any, update: Callable[[Any, Any], Any]

@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from mirrax._src.base import context
 from mirrax._src.base.arraylike import ArrayLike
@@ -53,11 +54,6 @@ class VariableSpec:
                     f"`{field}` must be one of {', '.join(map(str, kind))}, got "
                     f"{getattr(self, field)!r}."
                 )
-        if self.synchronization is VariableSynchronization.NONE:
-            raise ValueError(
-                f"Variable {self.name!r}: synchronization NONE is not supported; use AUTO, "
-                "ON_WRITE (copies kept in step) or ON_READ (combined when read)."
-            )
 
     def initial_array(self) -> jax.Array:
         """The initial value, computed now even while something is traced."""
@@ -75,11 +71,23 @@ class VariableSpec:
                     "A variable needs an `initial_value`: an array, a number or a "
                     "function without arguments that returns one."
                 )
-            return jnp.asarray(value, dtype=self.dtype)
+            # With the dtype written out a Python number loses its weak type.
+            return jnp.asarray(value, dtype=self.dtype or jnp.asarray(value).dtype)
 
 
 class _VariableType(type):
-    """Lets the current strategy choose the kind that `mx.Variable(...)` makes."""
+    """Lets the current strategy choose the kind that `mx.Variable(...)` makes.
+
+    Every kind is also registered as a pytree of its array. JAX's compiled functions flatten
+    their arguments, so that this is what makes `jnp.matmul(x, v)` work; what comes back out
+    of the tree is a plain array.
+    """
+
+    def __init__(cls, *args: Any) -> None:
+        super().__init__(*args)
+        jax.tree_util.register_pytree_node(
+            cls, lambda v: ((v.read_value(),), None), lambda _, children: children[0]
+        )
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         if cls is not Variable:
@@ -106,6 +114,7 @@ class Variable(ArrayLike, metaclass=_VariableType):
     """
 
     __module__ = "mirrax"
+    is_variable = True
 
     def __init__(
         self,
@@ -212,15 +221,13 @@ class Variable(ArrayLike, metaclass=_VariableType):
                 f"Variable {self.name!r} has shape {self.shape}; a value of shape "
                 f"{array.shape} cannot be assigned to it."
             )
-        if array.dtype != self.dtype:
-            if not _fits(array.dtype, self.dtype):
-                raise ValueError(
-                    f"Variable {self.name!r} has dtype {self.dtype}; assigning a value of "
-                    f"dtype {array.dtype} would lose information. Convert it first: "
-                    f"`value.astype({self.dtype})`."
-                )
-            array = array.astype(self.dtype)
-        return array
+        if array.dtype != self.dtype and not _fits(array.dtype, self.dtype):
+            raise ValueError(
+                f"Variable {self.name!r} has dtype {self.dtype}; assigning a value of dtype "
+                f"{array.dtype} would lose information. Convert it first: "
+                f"`value.astype({self.dtype})`."
+            )
+        return lax.convert_element_type(array, self.dtype)
 
     def _check_leak(self, value: Any) -> None:
         if isinstance(value, Tracer):
@@ -272,7 +279,10 @@ def _forget(number: int) -> None:
 
 def _fits(source: Any, target: Any) -> bool:
     order = (jnp.bool_, jnp.integer, jnp.floating, jnp.complexfloating)
-    rank = [next(i for i, k in enumerate(order) if jnp.issubdtype(d, k)) for d in (source, target)]
+    rank = [
+        next(i for i, k in enumerate(order) if jnp.issubdtype(d, k))
+        for d in (source, target)
+    ]
     return rank[0] <= rank[1]
 
 

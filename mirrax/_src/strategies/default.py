@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from mirrax._src.base import context
@@ -20,6 +21,10 @@ class _DefaultExtended(StrategyExtended):
     def create_variable(self, spec: VariableSpec) -> Variable:
         return OrdinaryVariable(spec)
 
+    @property
+    def worker_devices(self) -> tuple[str, ...]:
+        raise RuntimeError("The default strategy has no devices of its own.")
+
     def variable_created_in_scope(self, v: Variable) -> bool:
         return v.strategy is None
 
@@ -33,6 +38,14 @@ class _DefaultStrategy(Strategy):
         extended = _DefaultExtended()
         super().__init__(extended, None)
         extended.attach(self)
+
+    @contextlib.contextmanager
+    def _enter_scope(self) -> Iterator[Strategy]:
+        if context.current().strategy is not self:
+            raise RuntimeError(
+                "The default strategy's scope is entered inside another's."
+            )
+        yield self
 
     def _run(
         self, fn: Callable[..., PyTree], args: tuple[Any, ...], kwargs: dict[str, Any]

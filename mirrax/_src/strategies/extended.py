@@ -12,18 +12,23 @@ from mirrax._src.base import context
 from mirrax._src.base.context import Context
 from mirrax._src.base.devices import DeviceLike, device_name, resolve_devices
 from mirrax._src.base.jax_compat import Tracer
-from mirrax._src.base.reduce_op import ReduceOp, VariableSynchronization, parse_reduce_op
+from mirrax._src.base.reduce_op import (
+    ReduceOp,
+    VariableSynchronization,
+    parse_reduce_op,
+)
 from mirrax._src.base.values import (
-    DistributedValues,
     InProgram,
     Mirrored,
     PerReplica,
     PyTree,
+    ReplicaValues,
     is_array,
-    is_distributed,
+    is_leaf,
     is_number,
     regroup,
 )
+from mirrax._src.collectives.algorithms import NcclAllReduce
 from mirrax._src.collectives.ops import CrossDeviceOps, copy_to, destination_devices
 from mirrax._src.collectives.options import CommunicationOptions
 from mirrax._src.collectives.sparse import IndexedSlices
@@ -45,7 +50,7 @@ class StrategyExtended:
     __module__ = "mirrax.distribute"
 
     def __init__(self, cross_device_ops: CrossDeviceOps | None = None) -> None:
-        self._cross_device_ops = cross_device_ops or CrossDeviceOps()
+        self._cross_device_ops = cross_device_ops or NcclAllReduce()
         self._strategy: Any = None
 
     def attach(self, strategy: Any) -> None:
@@ -63,7 +68,9 @@ class StrategyExtended:
     @property
     def worker_devices(self) -> Devices:
         """The devices that run replicas on this worker, by their full names."""
-        return tuple(f"/job:localhost/replica:0/task:0/device:{n}" for n in self.device_names)
+        return tuple(
+            f"/job:localhost/replica:0/task:0/device:{n}" for n in self.device_names
+        )
 
     @property
     def parameter_devices(self) -> Devices:
@@ -106,7 +113,11 @@ class StrategyExtended:
         """The variable that `mx.Variable(...)` gives in the current context."""
         here = context.current()
         replica = here.replica
-        if replica is None or here.frame is not None or self._strategy.num_replicas_in_sync == 1:
+        if (
+            replica is None
+            or here.frame is not None
+            or self._strategy.num_replicas_in_sync == 1
+        ):
             return self._create(spec)
 
         def merge(strategy: Any, specs: Any) -> Variable:
@@ -133,13 +144,18 @@ class StrategyExtended:
                 f"scope, got {colocate_with_variable!r}."
             )
         owner = colocate_with_variable.strategy
-        if isinstance(colocate_with_variable, DistributedVariable) and owner is not self._strategy:
+        if (
+            isinstance(colocate_with_variable, DistributedVariable)
+            and owner is not self._strategy
+        ):
             raise ValueError(
                 f"Variable {colocate_with_variable.name!r} was made in the scope of another "
                 "strategy; variables cannot be colocated with it here."
             )
         if context.current().strategy is not self._strategy:
-            raise RuntimeError("`colocate_vars_with` may only be used inside `strategy.scope()`.")
+            raise RuntimeError(
+                "`colocate_vars_with` may only be used inside `strategy.scope()`."
+            )
         return context.changed(colocate_with=colocate_with_variable)
 
     def variable_created_in_scope(self, v: Variable) -> bool:
@@ -187,7 +203,9 @@ class StrategyExtended:
             else:
                 results[i] = self._reduce_alone(op, value, destinations)
         if many:
-            reduced = self._cross_device_ops.batch_reduce(op, [pairs[i] for i in many], options)
+            reduced = self._cross_device_ops.batch_reduce(
+                op, [pairs[i] for i in many], options
+            )
             for i, value in zip(many, reduced):
                 results[i] = value
         return results
@@ -202,7 +220,7 @@ class StrategyExtended:
         count = self._strategy.num_replicas_in_sync
         if isinstance(value, IndexedSlices):
             return value
-        if isinstance(value, DistributedValues):
+        if isinstance(value, ReplicaValues):
             if count == 1:
                 value = value.values[0]
             elif op is ReduceOp.SUM:
@@ -263,7 +281,9 @@ class StrategyExtended:
                 "`colocate_with` must be what `non_slot_devices` returned: devices of this "
                 "strategy."
             )
-        return self._update(None, fn, tuple(args), dict(kwargs or {}), group, "update_non_slot")
+        return self._update(
+            None, fn, tuple(args), dict(kwargs or {}), group, "update_non_slot"
+        )
 
     def _update(
         self,
@@ -276,12 +296,21 @@ class StrategyExtended:
     ) -> PyTree:
         here = context.current()
         is_ours = isinstance(var, DistributedVariable)
-        if here.replica is not None and here.strategy is self._strategy and here.strategy.replica_mesh:
+        if (
+            here.replica is not None
+            and here.strategy is self._strategy
+            and here.strategy.replica_mesh
+        ):
 
             def merge(strategy: Any, *args: Any, **kwargs: Any) -> PyTree:
                 return self._update(var, fn, args, kwargs, group, what)
 
             return here.replica._merge(what, merge, args, kwargs)
+        if var is not None and not is_ours and self._strategy.num_replicas_in_sync > 1:
+            raise ValueError(
+                f"Variable {var.name!r} was made outside the scope of {self._strategy!r}, so it "
+                "has no copy on each device. Make it inside `with strategy.scope():`."
+            )
         if not is_ours and (var is not None or self._strategy.replica_mesh is None):
             first = () if var is None else (var,)
             with context.changed(replica=None):
@@ -293,35 +322,53 @@ class StrategyExtended:
             )
         with self._strategy._entered(what):
             if here.frame is not None and here.frame.is_spmd:
-                return self._update_in_program(var, fn, args, kwargs)
+                merged = self._update_in_program(var, fn, args, kwargs)
+                return merged if group else self._ungroup(merged)
             if here.frame is not None:
-                return self._update_in_trace(var, fn, args, kwargs)
+                merged = self._update_in_trace(var, fn, args, kwargs)
+                return merged if group else self._ungroup(merged)
             copies = var.values if var is not None else None
             results = update_eagerly(self._strategy, fn, args, kwargs, copies)
-        if group:
-            return regroup(results, self._strategy.describe_replica, _mirrored_or_parts)
-        return tuple(results)
+        merged = regroup(results, self._strategy.describe_replica, _mirrored_or_parts)
+        return merged if group else self._ungroup(merged)
+
+    def _ungroup(self, merged: PyTree) -> PyTree:
+        return jax.tree.map(
+            self._strategy.experimental_local_results,
+            merged,
+            is_leaf=lambda x: x is None or is_leaf(x),
+        )
 
     def _update_in_program(
-        self, var: Any, fn: Callable[..., PyTree], args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        var: Any,
+        fn: Callable[..., PyTree],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
     ) -> PyTree:
         count = self._strategy.num_replicas_in_sync
 
         def own(leaf: Any) -> Any:
-            if isinstance(leaf, DistributedValues):
+            if isinstance(leaf, ReplicaValues):
                 if isinstance(leaf.piece, InProgram):
                     return leaf.piece.array
                 return leaf.piece if leaf.piece is not None else leaf.values[0]
             return leaf
 
-        args, kwargs = jax.tree.map(own, (args, kwargs), is_leaf=is_distributed)
+        args, kwargs = jax.tree.map(own, (args, kwargs), is_leaf=is_leaf)
         first = () if var is None else (ComponentVariable(var, 0),)
         with context.changed(updating=0, replica=None):
             result = fn(*first, *args, **kwargs)
-        return jax.tree.map(lambda x: in_program(x, count) if isinstance(x, Tracer) else x, result)
+        return jax.tree.map(
+            lambda x: in_program(x, count) if isinstance(x, Tracer) else x, result
+        )
 
     def _update_in_trace(
-        self, var: Any, fn: Callable[..., PyTree], args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        var: Any,
+        fn: Callable[..., PyTree],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
     ) -> PyTree:
         def call(*args: Any, **kwargs: Any) -> PyTree:
             first = () if var is None else (ComponentVariable(var, 0),)
@@ -373,7 +420,9 @@ def named_devices(devices: Sequence[DeviceLike] | None) -> tuple[jax.Device, ...
 
 
 def _mirrored_or_parts(parts: Sequence[Any]) -> Any:
-    return Mirrored(parts) if all(is_array(part) for part in parts) else PerReplica(parts)
+    return (
+        Mirrored(parts) if all(is_array(part) for part in parts) else PerReplica(parts)
+    )
 
 
 def _same_spec(specs: Sequence[VariableSpec], strategy: Any) -> VariableSpec:

@@ -32,7 +32,9 @@ class MirroredStrategy(Strategy):
         devices: Sequence[DeviceLike] | None = None,
         cross_device_ops: CrossDeviceOps | None = None,
     ) -> None:
-        if cross_device_ops is not None and not isinstance(cross_device_ops, CrossDeviceOps):
+        if cross_device_ops is not None and not isinstance(
+            cross_device_ops, CrossDeviceOps
+        ):
             raise TypeError(
                 "`cross_device_ops` must be a CrossDeviceOps, such as "
                 f"mx.distribute.NcclAllReduce(), got {cross_device_ops!r}."

@@ -16,7 +16,9 @@ class _OneDeviceExtended(StrategyExtended):
 
     def _create(self, spec: VariableSpec) -> Variable:
         variable = OrdinaryVariable(spec, self._strategy)
-        variable.stored = jax.device_put(variable.stored, self._strategy.replica_mesh.devices[0])
+        variable.stored = jax.device_put(
+            variable.stored, self._strategy.replica_mesh.devices[0]
+        )
         return variable
 
 

@@ -13,10 +13,10 @@ from jax import lax
 from mirrax._src.base.mesh import AXIS_NAME
 from mirrax._src.base.reduce_op import ReduceOp
 from mirrax._src.base.values import (
-    DistributedValues,
     InProgram,
     Mirrored,
     PerReplica,
+    ReplicaValues,
     UnevenError,
     is_array,
     is_number,
@@ -25,6 +25,8 @@ from mirrax._src.base.values import (
 from mirrax._src.collectives.launch import launch
 from mirrax._src.collectives.sparse import IndexedSlices
 from mirrax._src.engines.staging import first_copy
+from mirrax._src.state.distributed import DistributedVariable
+from mirrax._src.state.variable import Variable
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,10 @@ def reduce_leaf(
     path: str,
 ) -> Any:
     """One leaf of `strategy.reduce`; `path` names it in messages."""
+    if isinstance(value, DistributedVariable):
+        value = value.copies()
+    elif isinstance(value, Variable):
+        value = value.read_value()
     if isinstance(value, IndexedSlices):
         if axis is not None:
             raise ValueError(
@@ -69,7 +75,7 @@ def reduce_leaf(
         return _reduce_across(strategy, op, value)
     if axis is not None:
         return _reduce_along(strategy, op, value, axis, path)
-    if not isinstance(value, DistributedValues):
+    if not isinstance(value, ReplicaValues):
         return _reduce_plain(strategy, op, value, path)
     if strategy.replica_mesh is not None and not isinstance(value, Mirrored):
         _check_equal_shapes(strategy, value, path)
@@ -79,9 +85,12 @@ def reduce_leaf(
 def _reduce_across(strategy: Any, op: ReduceOp, value: Any) -> Any:
     mesh = strategy.replica_mesh
     if mesh is None or mesh.size == 1:
-        return jax.tree.map(lambda v: v, value.values[0] if not isinstance(value, IndexedSlices) else value)
+        return jax.tree.map(
+            lambda v: v,
+            value.values[0] if not isinstance(value, IndexedSlices) else value,
+        )
     reduced = strategy.extended.reduce_to(op, value, mesh.local_devices)
-    return jax.tree.map(_plain, reduced, is_leaf=lambda v: isinstance(v, DistributedValues))
+    return jax.tree.map(_plain, reduced, is_leaf=lambda v: isinstance(v, ReplicaValues))
 
 
 def _plain(value: Any) -> Any:
@@ -106,22 +115,34 @@ def _reduce_along(
     axes = axis if isinstance(axis, int) else tuple(axis)
     mesh = strategy.replica_mesh
     if mesh is None or mesh.size == 1:
-        array = jnp.asarray(value.values[0] if isinstance(value, DistributedValues) else value)
+        array = jnp.asarray(
+            value.values[0] if isinstance(value, ReplicaValues) else value
+        )
         _check_axis(array, axes, path)
         total = jnp.sum(array, axes)
         return total if op is ReduceOp.SUM else total / _count(array, axes)
-    if not isinstance(value, DistributedValues):
-        value = Mirrored.of(mesh.mirror(jnp.asarray(value))) if not _traced(value) else Mirrored.of(value)
+    if not isinstance(value, ReplicaValues):
+        value = (
+            Mirrored.of(mesh.mirror(jnp.asarray(value)))
+            if not _traced(value)
+            else Mirrored.of(value)
+        )
     if isinstance(value.piece, InProgram):
         _check_axis(value.piece.array, axes, path)
         return SumAlong(op, axes)([value.piece.array])[0]
     if isinstance(value, Mirrored) and value.piece is not None:
         _check_axis(value.piece, axes, path)
         total = jnp.sum(first_copy(value.piece), axes)
-        return total * mesh.size if op is ReduceOp.SUM else total / _count(value.piece, axes)
+        return (
+            total * mesh.size
+            if op is ReduceOp.SUM
+            else total / _count(value.piece, axes)
+        )
     try:
         piece = stack(value, mesh)
-        _check_axis(jax.ShapeDtypeStruct(piece.local_shape, piece.array.dtype), axes, path)
+        _check_axis(
+            jax.ShapeDtypeStruct(piece.local_shape, piece.array.dtype), axes, path
+        )
         return first_copy(launch(SumAlong(op, axes), mesh, [piece])[0])
     except UnevenError:
         parts = [jnp.asarray(part) for part in value.values]
@@ -155,11 +176,13 @@ def _check_axis(array: Any, axes: int | tuple[int, ...], path: str) -> None:
             )
 
 
-def _check_equal_shapes(strategy: Any, value: DistributedValues, path: str) -> None:
+def _check_equal_shapes(strategy: Any, value: ReplicaValues, path: str) -> None:
     if value.piece is not None:
         return
     parts = value.values
-    if not all(is_array(part) or is_number(part) or isinstance(part, bool) for part in parts):
+    if not all(
+        is_array(part) or is_number(part) or isinstance(part, bool) for part in parts
+    ):
         if any(isinstance(part, IndexedSlices) for part in parts):
             return
         raise TypeError(
@@ -169,7 +192,8 @@ def _check_equal_shapes(strategy: Any, value: DistributedValues, path: str) -> N
     shapes = [jnp.shape(part) for part in parts]
     if len(set(shapes)) > 1:
         rows = "\n".join(
-            f"  {strategy.describe_replica(i)}: {shape}" for i, shape in enumerate(shapes)
+            f"  {strategy.describe_replica(i)}: {shape}"
+            for i, shape in enumerate(shapes)
         )
         raise ValueError(
             f"`reduce(axis=None)` needs equal shapes on all replicas, but value{path} has\n"

@@ -13,15 +13,16 @@ from jax import lax
 
 from mirrax._src.base import context
 from mirrax._src.base.context import Context
+from mirrax._src.base.errors import warn_renamed
 from mirrax._src.base.mesh import AXIS_NAME, ReplicaMesh
 from mirrax._src.base.reduce_op import ReduceOp, parse_reduce_op
 from mirrax._src.base.values import (
-    DistributedValues,
     InProgram,
     Mirrored,
     PerReplica,
     PyTree,
-    is_distributed,
+    ReplicaValues,
+    is_leaf,
     on_device,
     part_of,
     regroup,
@@ -33,6 +34,7 @@ from mirrax._src.engines.replica_context import check_gather_axis
 from mirrax._src.engines.spmd import in_program
 from mirrax._src.engines.staging import first_copy
 from mirrax._src.state.distributed import DistributedVariable
+from mirrax._src.state.variable import Variable
 from mirrax._src.strategies.reducing import reduce_leaf
 
 
@@ -124,10 +126,10 @@ class Strategy:
           1: <mx.Variable 'Variable/replica_1' shape=() dtype=float32, numpy=1.0>
         }
         """
-        return self._scope()
+        return _Scope(self)
 
     @contextlib.contextmanager
-    def _scope(self) -> Iterator[Strategy]:
+    def _enter_scope(self) -> Iterator[Strategy]:
         here = context.current()
         if not context.is_default():
             if here.replica is not None:
@@ -216,6 +218,16 @@ class Strategy:
     ) -> PyTree:
         return run_replicas(self, fn, args, kwargs)
 
+    def experimental_run_v2(
+        self,
+        fn: Callable[..., PyTree],
+        args: Sequence[Any] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> PyTree:
+        """The name of `run` in TensorFlow 2.0."""
+        warn_renamed("experimental_run_v2", "run")
+        return self.run(fn, args, kwargs)
+
     # Combining -----------------------------------------------------------------------
 
     def reduce(
@@ -245,7 +257,9 @@ class Strategy:
         """
         op = parse_reduce_op(reduce_op)
         with self._entered("reduce"):
-            flat, tree = jax.tree_util.tree_flatten_with_path(value, is_leaf=_is_reducible)
+            flat, tree = jax.tree_util.tree_flatten_with_path(
+                value, is_leaf=_is_reducible
+            )
             reduced = [
                 reduce_leaf(self, op, leaf, axis, jax.tree_util.keystr(path))
                 for path, leaf in flat
@@ -266,16 +280,23 @@ class Strategy:
 
     def _gather_leaf(self, value: Any, axis: int) -> Any:
         if isinstance(value, IndexedSlices):
-            raise TypeError("`gather` takes arrays; gather the rows and indices one by one.")
-        if not isinstance(value, DistributedValues):
+            raise NotImplementedError(
+                "`gather` takes arrays; gather the values and indices of IndexedSlices "
+                "one by one."
+            )
+        if isinstance(value, DistributedVariable):
+            value = value.copies()
+        if not isinstance(value, ReplicaValues):
             return value
         return first_copy(self.gather_everywhere(value, axis))
 
     def gather_everywhere(self, value: Any, axis: int) -> jax.Array:
         """The parts of `value` joined along `axis`, on all replicas."""
-        if not isinstance(value, DistributedValues):
+        if not isinstance(value, ReplicaValues):
             value = PerReplica([value] * self.num_replicas_in_sync)
-        first = value.piece.array if isinstance(value.piece, InProgram) else value.values[0]
+        first = (
+            value.piece.array if isinstance(value.piece, InProgram) else value.values[0]
+        )
         first = first if hasattr(first, "ndim") else jnp.asarray(first)
         check_gather_axis(first, axis)
         if self.replica_mesh is None:
@@ -296,10 +317,11 @@ class Strategy:
         """
         if isinstance(value, DistributedVariable):
             return tuple(copy.read_value() for copy in value.values)
-        if isinstance(value, DistributedValues):
+        if isinstance(value, ReplicaValues):
             return value.values
-        leaves = jax.tree.leaves(value, is_leaf=is_distributed)
-        if len(leaves) == 1 and leaves[0] is value or self.replica_mesh is None:
+        leaves = jax.tree.leaves(value, is_leaf=is_leaf)
+        is_plain = not leaves or leaves[0] is value
+        if is_plain or self.replica_mesh is None:
             return (value,)
         return tuple(part_of(value, i) for i in range(len(self.replica_mesh.local_ids)))
 
@@ -319,13 +341,15 @@ class Strategy:
         with self._entered("experimental_distribute_values_from_function"):
             ids = self.replica_mesh.local_ids if self.replica_mesh else (0,)
             values = [value_fn(ValueContext(i, self.num_replicas_in_sync)) for i in ids]
-            if len(values) == 1:
-                return values[0]
-            return regroup(values, self.describe_replica, self._per_replica, share=False)
+            return regroup(
+                values, self.describe_replica, self._per_replica, share=False
+            )
 
     def _per_replica(self, parts: Sequence[Any]) -> PerReplica:
-        devices = self.replica_mesh.local_devices if self.replica_mesh else ()
-        return PerReplica(on_device(part, device) for part, device in zip(parts, devices))
+        if self.replica_mesh is None:
+            return PerReplica(parts)
+        devices = self.replica_mesh.local_devices
+        return PerReplica(map(on_device, parts, devices))
 
     def replicate(self, tree: PyTree) -> PyTree:
         """`tree` with a copy of every array on each replica's device, for functional code.
@@ -338,12 +362,14 @@ class Strategy:
         donate_argnums=0)` reuses its memory.
         """
         if self.replica_mesh is None:
-            return jax.tree.map(jnp.asarray, tree, is_leaf=is_distributed)
+            return jax.tree.map(jnp.asarray, tree, is_leaf=is_leaf)
         mesh = self.replica_mesh
         if mesh.size == 1:
             return jax.tree.map(lambda x: jax.device_put(x, mesh.devices[0]), tree)
         # A copy of its own, so that donating the state never takes the user's array.
-        return jax.tree.map(lambda x: Mirrored.of(mesh.mirror(jnp.array(x, copy=True))), tree)
+        return jax.tree.map(
+            lambda x: Mirrored.of(mesh.mirror(jnp.array(x, copy=True))), tree
+        )
 
     # For the layers below, which know a strategy only by these ------------------------
 
@@ -369,21 +395,40 @@ class Strategy:
         is_first = lax.axis_index(AXIS_NAME) == 0
         numeric = local.astype(jnp.int32) if local.dtype == jnp.bool_ else local
         zero = jnp.zeros_like(numeric)
-        return lax.psum(jnp.where(is_first, numeric, zero), AXIS_NAME).astype(local.dtype)
+        return lax.psum(jnp.where(is_first, numeric, zero), AXIS_NAME).astype(
+            local.dtype
+        )
 
     def first_part(self, value: Any) -> Any:
         """The first replica's part of a distributed value; a plain value as it is."""
         if isinstance(value, PerReplica) and isinstance(value.piece, InProgram):
             return self.first_in_program(value.piece.array)
-        return value.values[0] if isinstance(value, DistributedValues) else value
+        return value.values[0] if isinstance(value, ReplicaValues) else value
 
     def initial_on_all_workers(self, array: jax.Array) -> jax.Array:
         """The initial value of a variable: the same on all workers."""
         return array
 
 
+class _Scope:
+    """A strategy's scope, which can be entered several times, also inside itself."""
+
+    def __init__(self, strategy: Strategy) -> None:
+        self._strategy = strategy
+        self._entered: list[Any] = []
+
+    def __enter__(self) -> Strategy:
+        manager = self._strategy._enter_scope()
+        strategy = manager.__enter__()
+        self._entered.append(manager)
+        return strategy
+
+    def __exit__(self, *error: Any) -> bool | None:
+        return self._entered.pop().__exit__(*error)
+
+
 def _is_reducible(value: Any) -> bool:
-    return isinstance(value, DistributedValues | IndexedSlices)
+    return isinstance(value, ReplicaValues | IndexedSlices | Variable)
 
 
 RunOptions.__module__ = "mirrax.distribute"
