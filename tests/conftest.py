@@ -18,7 +18,9 @@ def nothing_leaks() -> Iterator[None]:
     """No test leaves a scope, a thread or a switch behind."""
     yield
     assert not mx.distribute.has_strategy(), "a test left a scope open"
-    assert not mx.config.functions_run_eagerly(), "a test left functions running eagerly"
+    assert not mx.config.functions_run_eagerly(), (
+        "a test left functions running eagerly"
+    )
     left = [t.name for t in threading.enumerate() if t.name.startswith("mirrax")]
     assert not left, f"threads are left: {left}"
 

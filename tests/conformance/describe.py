@@ -37,6 +37,16 @@ def describe(value: Any) -> Any:
         return {str(key): describe(part) for key, part in value.items()}
     if isinstance(value, list | tuple):
         return [describe(part) for part in value]
+    if hasattr(value, "dense_shape") and isinstance(
+        getattr(value.values, "values", None), tuple
+    ):
+        # Mirrored rows and mirrored indices are mirrored slices.
+        parts = zip(value.indices.values, value.values.values, strict=True)
+        return {
+            "replicas": [
+                {"indices": describe(i), "values": describe(v)} for i, v in parts
+            ]
+        }
     if isinstance(getattr(value, "values", None), tuple):
         return {"replicas": [describe(part) for part in value.values]}
     if hasattr(value, "indices") and hasattr(value, "dense_shape"):

@@ -8,7 +8,6 @@ import mirrax as mx
 from .neutral import attempt, class_name, copies, fails  # noqa: F401
 
 distribute = mx.distribute
-nn = getattr(mx, "nn", None)
 Variable = mx.Variable
 VariableAggregation = mx.VariableAggregation
 VariableSynchronization = mx.VariableSynchronization
@@ -16,22 +15,10 @@ ReduceOp = mx.distribute.ReduceOp
 IndexedSlices = mx.IndexedSlices
 
 
-def _reading_variables(fn):
-    """JAX's compiled functions refuse `__jax_array__`, so variables are read first."""
-
-    def call(*args, **kwargs):
-        return fn(
-            *(jnp.asarray(x) if hasattr(x, "__jax_array__") else x for x in args),
-            **kwargs,
-        )
-
-    return call
-
-
-sum = _reading_variables(jnp.sum)
-mean = _reading_variables(jnp.mean)
-matmul = _reading_variables(jnp.matmul)
-square = _reading_variables(jnp.square)
+sum = jnp.sum
+mean = jnp.mean
+matmul = jnp.matmul
+square = jnp.square
 stack = jnp.stack
 concat = jnp.concatenate
 cast = jnp.asarray

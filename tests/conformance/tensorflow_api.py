@@ -17,7 +17,6 @@ tf.config.set_logical_device_configuration(
 
 version = tf.__version__
 distribute = tf.distribute
-nn = tf.nn
 Variable = tf.Variable
 VariableAggregation = tf.VariableAggregation
 VariableSynchronization = tf.VariableSynchronization

@@ -231,7 +231,10 @@ def _reduce_sparse(
     if op is ReduceOp.MEAN:
         rows = rows / mesh.size
     placed = (place(part, mesh, destinations) for part in (rows, indices))
-    return IndexedSlices(*placed, dense_shape=value.dense_shape)
+    shape = value.dense_shape
+    if isinstance(shape, ReplicaValues):  # a shape that is being traced
+        shape = shape.piece.array
+    return IndexedSlices(*placed, dense_shape=shape)
 
 
 def run_on_parts(

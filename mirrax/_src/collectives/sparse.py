@@ -9,6 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from mirrax._src.base.jax_compat import Tracer
+
 
 class IndexedSlices:
     """Rows `values[i]` that belong at position `indices[i]` of a larger array.
@@ -25,18 +27,16 @@ class IndexedSlices:
 
     __module__ = "mirrax"
 
-    def __init__(
-        self, values: Any, indices: Any, dense_shape: Sequence[int] | None = None
-    ) -> None:
+    def __init__(self, values: Any, indices: Any, dense_shape: Any = None) -> None:
         self.values = values
         self.indices = indices
         self.dense_shape = _as_shape(dense_shape)
 
     def to_dense(self) -> jax.Array:
         """The larger array, with zeros where no row belongs."""
-        if self.dense_shape is None:
+        if not isinstance(self.dense_shape, tuple):
             raise ValueError(
-                "`to_dense` needs `dense_shape`: pass it to IndexedSlices(values, indices, "
+                "`to_dense` needs `dense_shape` as numbers: pass it to IndexedSlices(values, indices, "
                 "dense_shape)."
             )
         values = jnp.asarray(self.values)
@@ -53,16 +53,25 @@ class IndexedSlices:
         )
 
 
-def _as_shape(shape: Sequence[int] | None) -> tuple[int, ...] | None:
-    if shape is None:
-        return None
-    # A shape given as an array must be a number even while something is traced.
-    with jax.ensure_compile_time_eval():
-        return tuple(int(n) for n in np.asarray(shape))
+def _as_shape(shape: Any) -> Any:
+    """A tuple of numbers; a shape that is being traced stays what it is."""
+    is_known = isinstance(shape, Sequence | np.ndarray | jax.Array)
+    if not is_known or isinstance(shape, Tracer):
+        return shape
+    return tuple(int(n) for n in np.asarray(shape))
 
 
-jax.tree_util.register_pytree_node(
-    IndexedSlices,
-    lambda s: ((s.values, s.indices), s.dense_shape),
-    lambda shape, children: IndexedSlices(*children, dense_shape=shape),
-)
+def _flatten(slices: IndexedSlices) -> tuple[tuple[Any, ...], Any]:
+    if isinstance(slices.dense_shape, tuple | None):
+        return (slices.values, slices.indices), slices.dense_shape
+    return (slices.values, slices.indices, slices.dense_shape), None
+
+
+def _unflatten(shape: Any, children: Sequence[Any]) -> IndexedSlices:
+    self = object.__new__(IndexedSlices)
+    self.values, self.indices = children[:2]
+    self.dense_shape = children[2] if len(children) == 3 else shape
+    return self
+
+
+jax.tree_util.register_pytree_node(IndexedSlices, _flatten, _unflatten)

@@ -26,6 +26,7 @@ from mirrax._src.base.values import (
     part_of,
     regroup,
 )
+from mirrax._src.collectives.ops import copy_to
 from mirrax._src.collectives.options import CommunicationOptions
 from mirrax._src.collectives.sparse import IndexedSlices
 from mirrax._src.engines.meeting import Meeting, Request, users_line
@@ -97,7 +98,12 @@ class ReplicaContext:
 
         def merge(strategy: Any, *values: Any) -> list[Any]:
             pairs = [(v, v.values if _is_sparse(v) else v) for v in values]
-            return strategy.extended.batch_reduce_to(op, pairs, options)
+            reduced = strategy.extended.batch_reduce_to(op, pairs, options)
+            # A user's own algorithm may return one plain array for all.
+            return [
+                copy_to(r, v) if isinstance(r, jax.Array) else r
+                for r, v in zip(reduced, values)
+            ]
 
         def pull_back(leaves: list[Any], gradients: list[Any]) -> list[Any]:
             return self.all_reduce(op, gradients, options)

@@ -14,6 +14,7 @@ from jax import lax
 from mirrax._src.base import context
 from mirrax._src.base.context import Context
 from mirrax._src.base.errors import warn_renamed
+from mirrax._src.base.jax_compat import Tracer
 from mirrax._src.base.mesh import AXIS_NAME, ReplicaMesh
 from mirrax._src.base.reduce_op import ReduceOp, parse_reduce_op
 from mirrax._src.base.values import (
@@ -26,6 +27,7 @@ from mirrax._src.base.values import (
     on_device,
     part_of,
     regroup,
+    stack,
 )
 from mirrax._src.collectives.ops import gather_parts
 from mirrax._src.collectives.sparse import IndexedSlices
@@ -348,6 +350,8 @@ class Strategy:
     def _per_replica(self, parts: Sequence[Any]) -> PerReplica:
         if self.replica_mesh is None:
             return PerReplica(parts)
+        if any(isinstance(part, Tracer) for part in parts):
+            return PerReplica.of(stack(PerReplica(parts), self.replica_mesh))
         devices = self.replica_mesh.local_devices
         return PerReplica(map(on_device, parts, devices))
 

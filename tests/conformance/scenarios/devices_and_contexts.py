@@ -126,13 +126,6 @@ def extended_belongs_to_the_strategy(api):
     return strategy.extended is strategy.extended
 
 
-@scenario("12.2")
-def multi_worker_strategy_without_tf_config(api):
-    strategy = api.distribute.MultiWorkerMirroredStrategy()
-    resolver = strategy.cluster_resolver
-    return [strategy.num_replicas_in_sync, resolver is None]
-
-
 @scenario("2.2")
 def contexts_outside_of_any_scope(api):
     return context_of(api)
