@@ -6,9 +6,8 @@ code written for replicas also runs without a strategy.
 
 from __future__ import annotations
 
-import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -81,18 +80,23 @@ def depth() -> int:
     return len(_stack.entries)
 
 
-@contextlib.contextmanager
-def enter(context: Context) -> Iterator[Context]:
-    """Makes `context` the current one for a `with` block."""
-    entries = _stack.entries
-    entries.append(context)
-    try:
-        yield context
-    finally:
-        entries.pop()
+class enter:
+    """Makes a context the current one for a `with` block; a class, because it is hot."""
+
+    __slots__ = ("_context",)
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+
+    def __enter__(self) -> Context:
+        _stack.entries.append(self._context)
+        return self._context
+
+    def __exit__(self, *error: Any) -> None:
+        _stack.entries.pop()
 
 
-def changed(**changes: Any) -> contextlib.AbstractContextManager[Context]:
+def changed(**changes: Any) -> enter:
     """The current context with some fields replaced, for a `with` block."""
     return enter(replace(current(), **changes))
 

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 import jax
 
 from mirrax._src.base import logical
+from mirrax._src.base.jax_compat import Device
 
-DeviceLike = str | jax.Device | logical.LogicalDevice
+DeviceLike = str | Device | logical.LogicalDevice
 
 _PATTERN = re.compile(
     r"(?:/job:[^/]+)?(?:/replica:\d+)?(?:/task:\d+)?/?(?:device:)?"
@@ -18,7 +19,7 @@ _PATTERN = re.compile(
 )
 
 
-def device_name(device: jax.Device) -> str:
+def device_name(device: Device) -> str:
     """The short name of a device: `CPU:0`."""
     peers = jax.local_devices(
         process_index=device.process_index, backend=device.platform
@@ -26,20 +27,19 @@ def device_name(device: jax.Device) -> str:
     return f"{logical.device_kind(device)}:{peers.index(device)}"
 
 
-def resolve_devices(devices: Sequence[DeviceLike] | None) -> tuple[jax.Device, ...]:
+def resolve_devices(devices: Sequence[DeviceLike] | None) -> tuple[Device, ...]:
     """The devices for a strategy: those named, or all accelerators, or all CPUs."""
     if isinstance(devices, DeviceLike):
         devices = [devices]
     if not devices:
         logical.check_pool(jax.local_devices())
         return tuple(jax.local_devices())
-    devices = [d.name if isinstance(d, logical.LogicalDevice) else d for d in devices]
-    parsed = [d if isinstance(d, jax.Device) else _parse(d) for d in devices]
+    parsed = [_parse(device) for device in devices]
     cpus = [p[1] for p in parsed if isinstance(p, tuple) and p[0] == "CPU"]
     if cpus:
         logical.ensure_cpu_devices(max(cpus) + 1)
     found = tuple(_find(spec, given) for spec, given in zip(parsed, devices))
-    seen: dict[jax.Device, DeviceLike] = {}
+    seen: dict[Device, DeviceLike] = {}
     for device, given in zip(found, devices):
         if device in seen:
             raise ValueError(
@@ -51,12 +51,15 @@ def resolve_devices(devices: Sequence[DeviceLike] | None) -> tuple[jax.Device, .
     return found
 
 
-def resolve_device(device: DeviceLike) -> jax.Device:
+def resolve_device(device: DeviceLike) -> Device:
     """The one device that `device` means."""
     return resolve_devices([device])[0]
 
 
-def _parse(text: str) -> tuple[str, int]:
+def _parse(device: DeviceLike) -> tuple[str, int] | Device:
+    if isinstance(device, Device):
+        return device
+    text = device.name if isinstance(device, logical.LogicalDevice) else device
     match = _PATTERN.fullmatch(text.strip()) if isinstance(text, str) else None
     if match is None:
         raise ValueError(
@@ -66,8 +69,8 @@ def _parse(text: str) -> tuple[str, int]:
     return match["kind"].upper(), int(match["index"])
 
 
-def _find(spec: tuple[str, int] | jax.Device, given: DeviceLike) -> jax.Device:
-    if isinstance(spec, jax.Device):
+def _find(spec: tuple[str, int] | Device, given: DeviceLike) -> Device:
+    if isinstance(spec, Device):
         return spec
     kind, index = spec
     try:
@@ -91,4 +94,4 @@ def _find(spec: tuple[str, int] | jax.Device, given: DeviceLike) -> jax.Device:
 
 
 def _show(device: DeviceLike) -> str:
-    return repr(device) if isinstance(device, str) else f"the jax.Device {device}"
+    return f"the jax.Device {device}" if isinstance(device, Device) else repr(device)

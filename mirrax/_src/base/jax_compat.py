@@ -8,13 +8,19 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
+import jax.core
 from jax._src import array as _array
 from jax._src import core as _core
 from jax._src import xla_bridge as _xla_bridge
 from jax.extend import core as _extend_core
+
+if TYPE_CHECKING:
+    from jaxlib._jax import Device as Device
+else:
+    Device = jax.Device
 
 Tracer = jax.core.Tracer
 eval_jaxpr = jax.core.eval_jaxpr
@@ -52,7 +58,11 @@ def uncommitted(array: jax.Array) -> jax.Array:
     summing them, or using a reduced value in a replica, just works.
     """
     return _array.ArrayImpl(
-        array.aval, array.sharding, [array], committed=False, _skip_checks=True
+        array.aval,
+        array.sharding,
+        [array],  # pyright: ignore[reportArgumentType]
+        committed=False,
+        _skip_checks=True,
     )
 
 
@@ -75,7 +85,7 @@ def sub_program(
         invars=list(inputs),
         outvars=list(outputs),
         eqns=list(eqns),
-        effects=_core.no_effects.union(*(eqn.effects for eqn in eqns)),
+        effects=set().union(*(eqn.effects for eqn in eqns)),
         debug_info=jaxpr.debug_info.with_unknown_names(),
     )
 

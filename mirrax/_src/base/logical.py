@@ -23,6 +23,7 @@ from typing import Any
 import jax
 
 from mirrax._src.base import jax_compat
+from mirrax._src.base.jax_compat import Device
 
 # The first of these that is set sizes the pool.
 _POOL_VARIABLES = ("PJRT_NPROC", "NPROC")
@@ -74,10 +75,10 @@ def requested_cpu_devices() -> int:
     flag = re.search(
         r"--xla_force_host_platform_device_count=(\d+)", os.environ.get("XLA_FLAGS", "")
     )
-    return max(jax.config.jax_num_cpu_devices, int(flag[1]) if flag else 1)
+    return max(jax.config.read("jax_num_cpu_devices"), int(flag[1]) if flag else 1)
 
 
-def check_pool(devices: Sequence[jax.Device]) -> None:
+def check_pool(devices: Sequence[Device]) -> None:
     """Warns where the pool is too small for programs on `devices`, and makes steps wait."""
     count = sum(device.platform == "cpu" for device in devices)
     if count < 2 or _Pool.is_small:
@@ -149,18 +150,18 @@ def list_logical_devices(device_type: str | None = None) -> list[LogicalDevice]:
     ]
 
 
-def all_local_devices() -> list[jax.Device]:
+def all_local_devices() -> list[Device]:
     """The devices of this worker, accelerators first."""
     return [device for devices in _devices_by_platform() for device in devices]
 
 
-def device_kind(device: jax.Device) -> str:
+def device_kind(device: Device) -> str:
     """`CPU`, `GPU` or `TPU`."""
     platform = device.platform.upper()
     return "GPU" if platform in ("CUDA", "ROCM") else platform
 
 
-def _devices_by_platform() -> list[list[jax.Device]]:
+def _devices_by_platform() -> list[list[Device]]:
     default, cpus = jax.local_devices(), jax.local_devices(backend="cpu")
     return [cpus] if default[0].platform == "cpu" else [default, cpus]
 

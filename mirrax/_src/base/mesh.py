@@ -12,6 +12,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from mirrax._src.base.devices import device_name
+from mirrax._src.base.jax_compat import Device
 
 AXIS_NAME = "replica"
 
@@ -23,7 +24,7 @@ class ReplicaMesh:
     `devices` are all workers'; `local_ids` are the replicas that this process runs.
     """
 
-    devices: tuple[jax.Device, ...]
+    devices: tuple[Device, ...]
 
     @property
     def size(self) -> int:
@@ -58,7 +59,7 @@ class ReplicaMesh:
         )
 
     @functools.cached_property
-    def local_devices(self) -> tuple[jax.Device, ...]:
+    def local_devices(self) -> tuple[Device, ...]:
         return tuple(self.devices[i] for i in self.local_ids)
 
     def mirror(self, value: Any) -> jax.Array:

@@ -18,7 +18,7 @@ import numpy as np
 
 from mirrax._src.base import context
 from mirrax._src.base.arraylike import ArrayLike
-from mirrax._src.base.jax_compat import Tracer, uncommitted
+from mirrax._src.base.jax_compat import Device, Tracer, uncommitted
 from mirrax._src.base.mesh import AXIS_NAME, ReplicaMesh
 
 PyTree = Any
@@ -87,7 +87,7 @@ _add_axis = jax.jit(lambda x: x[None])
 _drop_axis = jax.jit(lambda x: x[0])
 
 
-def _expand(x: jax.Array, device: jax.Device) -> jax.Array:
+def _expand(x: jax.Array, device: Device) -> jax.Array:
     with jax.default_device(device):  # where an uncommitted array is computed
         return _add_axis(x)
 
@@ -115,9 +115,10 @@ class ReplicaValues:
     @property
     def values(self) -> tuple[Any, ...]:
         """This worker's parts, each on its own device."""
-        if self._values is None:
-            self._values = self.piece.parts()
-        return self._values
+        values = self._values
+        if values is None:
+            values = self._values = self.piece.parts()
+        return values
 
     def __repr__(self) -> str:
         rows = ",\n".join(f"  {i}: {value!r}" for i, value in enumerate(self.values))
@@ -277,7 +278,7 @@ def _stack_traced(parts: Sequence[Any], mesh: ReplicaMesh) -> Stacked:
     return Stacked(whole, mesh, is_scalar)
 
 
-def to_device(value: Any, device: jax.Device) -> jax.Array:
+def to_device(value: Any, device: Device) -> jax.Array:
     """`value` as an array on `device` alone."""
     if isinstance(value, jax.Array) and value.sharding.device_set == {device}:
         return value
@@ -286,7 +287,7 @@ def to_device(value: Any, device: jax.Device) -> jax.Array:
     return jax.device_put(value, device)
 
 
-def on_device(value: Any, device: jax.Device) -> Any:
+def on_device(value: Any, device: Device) -> Any:
     """`value`, moved to `device` if it is a JAX array."""
     is_movable = isinstance(value, jax.Array) and not isinstance(value, Tracer)
     return to_device(value, device) if is_movable else value

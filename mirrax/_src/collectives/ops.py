@@ -17,7 +17,7 @@ from jax import lax
 
 from mirrax._src.base import context
 from mirrax._src.base.devices import DeviceLike, device_name, resolve_devices
-from mirrax._src.base.jax_compat import Tracer
+from mirrax._src.base.jax_compat import Device, Tracer
 from mirrax._src.base.mesh import AXIS_NAME, ReplicaMesh
 from mirrax._src.base.reduce_op import ReduceOp, parse_reduce_op
 from mirrax._src.base.values import (
@@ -338,7 +338,7 @@ def _first_copy(value: Any) -> Any:
 
 def destination_devices(
     destinations: Destinations, mesh: ReplicaMesh | None
-) -> tuple[jax.Device, ...]:
+) -> tuple[Device, ...]:
     """The devices that `destinations` means: of a variable, a value, or named ones."""
     if isinstance(destinations, DeviceLike):
         return resolve_devices([destinations])

@@ -15,4 +15,4 @@ def _same_on_all_replicas(array: jax.Array) -> jax.Array:
     return array
 
 
-MARK = _same_on_all_replicas.__name__
+MARK = "_same_on_all_replicas"

@@ -104,4 +104,4 @@ def contains_separating(eqn: Any) -> bool:
 
 def _axes(eqn: Any) -> tuple[Any, ...]:
     axes = eqn.params.get("axes", eqn.params.get("axis_name", ()))
-    return axes if isinstance(axes, tuple | list) else (axes,)
+    return tuple(axes) if isinstance(axes, tuple | list) else (axes,)

@@ -120,7 +120,7 @@ class Meeting:
                 if all(replica.is_done for replica in self._replicas):
                     return [replica.result for replica in self._replicas]
                 self._check_all_arrived()
-                requests = [replica.request for replica in self._replicas]
+                requests = [r.request for r in self._replicas if r.request]
                 answers = requests[0].act([request.payload for request in requests])
                 for replica, answer in zip(self._replicas, answers):
                     replica.answer = answer

@@ -13,7 +13,7 @@ from jax import lax
 
 from mirrax._src.base import context
 from mirrax._src.base.devices import device_name
-from mirrax._src.base.jax_compat import Tracer
+from mirrax._src.base.jax_compat import Device, Tracer
 from mirrax._src.base.mesh import AXIS_NAME
 from mirrax._src.base.reduce_op import ReduceOp, parse_reduce_op
 from mirrax._src.base.values import (
@@ -30,7 +30,6 @@ from mirrax._src.collectives.ops import copy_to
 from mirrax._src.collectives.options import CommunicationOptions
 from mirrax._src.collectives.sparse import IndexedSlices
 from mirrax._src.engines.meeting import Meeting, Request, users_line
-from mirrax._src.engines.spmd import in_program
 from mirrax._src.state.frame import RunEagerly
 
 _MergeLeaves = Callable[..., list[Any]]
@@ -210,8 +209,9 @@ class SpmdReplicaContext(ReplicaContext):
         def spread(leaf: Any) -> Any:
             if isinstance(leaf, Mirrored) and leaf.piece is not None:
                 leaf = leaf.piece
-            is_spread = isinstance(leaf, Tracer) and count > 1
-            return in_program(leaf, count) if is_spread else leaf
+            if isinstance(leaf, Tracer) and count > 1:
+                return self._strategy.in_program_value(leaf)
+            return leaf
 
         args, kwargs = jax.tree.map(spread, (args, kwargs), is_leaf=is_leaf)
         with context.changed(replica=None, updating=None):
@@ -340,5 +340,5 @@ def _is_sparse(value: Any) -> bool:
 
 
 @functools.lru_cache(maxsize=1024)
-def _replica_id(replica_id: int, device: jax.Device) -> jax.Array:
+def _replica_id(replica_id: int, device: Device) -> jax.Array:
     return jax.device_put(np.int32(replica_id), device)

@@ -159,7 +159,8 @@ def mesh_of_arguments(
             if isinstance(leaf.piece, Stacked):
                 return leaf.piece.mesh
             if isinstance(leaf.piece, jax.Array) and not isinstance(leaf.piece, Tracer):
-                return ReplicaMesh(tuple(leaf.piece.sharding.mesh.devices.flat))
+                shards = leaf.piece.global_shards
+                return ReplicaMesh(tuple(shard.device for shard in shards))
             return ReplicaMesh(tuple(d for part in leaf.values for d in part.devices()))
     return None
 

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from mirrax._src.base import context
-from mirrax._src.base.jax_compat import ClosedJaxpr, eval_jaxpr, make_jaxpr
+from mirrax._src.base.jax_compat import ClosedJaxpr, Tracer, eval_jaxpr, make_jaxpr
 from mirrax._src.base.mesh import AXIS_NAME, ReplicaMesh
 from mirrax._src.base.values import (
     InProgram,
@@ -128,7 +128,7 @@ class ReplicaTrace:
 def wrap_result(array: jax.Array, kind: Kind, mesh: ReplicaMesh) -> Any:
     """An array of a program as what `run` returns."""
     if mesh.size == 1:
-        return array if isinstance(array, jax.core.Tracer) else copies_of(array)[0]
+        return array if isinstance(array, Tracer) else copies_of(array)[0]
     if isinstance(kind, Split):
         return PerReplica.of(Stacked(array, mesh, kind.is_scalar))
     return Mirrored.of(array)
@@ -251,7 +251,7 @@ def _own_part(leaf: Any) -> Any:
 def _slot(leaf: Any) -> Slot:
     # An array made while tracing is an output. One that existed before is the same
     # object for all replicas, and comes back as itself.
-    return Slot(True) if isinstance(leaf, jax.core.Tracer) else Slot(False, leaf)
+    return Slot(True) if isinstance(leaf, Tracer) else Slot(False, leaf)
 
 
 def _from_row(x: jax.Array, kind: Kind, mesh: ReplicaMesh) -> jax.Array:

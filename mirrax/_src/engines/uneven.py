@@ -18,6 +18,7 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from mirrax._src.base.jax_compat import (
+    Device,
     Jaxpr,
     Literal,
     eval_jaxpr,
@@ -249,7 +250,7 @@ def _inline(
                 a: v for a, v in zip(eqn.invars, values) if not isinstance(a, Literal)
             }
             outs = eval_jaxpr(
-                sub_program(jaxpr, [eqn], given, eqn.outvars), (), *given.values()
+                sub_program(jaxpr, [eqn], list(given), eqn.outvars), (), *given.values()
             )
         env.update(zip(eqn.outvars, outs))
     return [read(atom) for atom in jaxpr.outvars]
@@ -444,9 +445,7 @@ def _kind(leaf: Any) -> Kind:
     return Static(leaf)
 
 
-def _own(
-    array: Any, local_index: int, device: jax.Device, mesh: ReplicaMesh
-) -> jax.Array:
+def _own(array: Any, local_index: int, device: Device, mesh: ReplicaMesh) -> jax.Array:
     if is_distributed(array):
         array = array.values[local_index]
     elif isinstance(array, jax.Array):

@@ -212,8 +212,9 @@ class DistributedVariable(Variable):
 
     def _all_copies(self, here: context.Context) -> ReplicaValues:
         shared.add(self.number)
-        is_whole = here.frame is not None and not here.frame.is_local
-        value = here.frame.read(self) if is_whole else self.stored
+        value = self.stored
+        if here.frame is not None and not here.frame.is_local:
+            value = here.frame.read(self)
         return value if isinstance(value, PerReplica) else Mirrored.of(value)
 
     # Showing -------------------------------------------------------------------------

@@ -85,8 +85,9 @@ class _VariableType(type):
 
     def __init__(cls, *args: Any) -> None:
         super().__init__(*args)
+        node: Any = cls
         jax.tree_util.register_pytree_node(
-            cls, lambda v: ((v.read_value(),), None), lambda _, children: children[0]
+            node, lambda v: ((v.read_value(),), None), lambda _, children: children[0]
         )
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:

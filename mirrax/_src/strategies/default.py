@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from mirrax._src.base import context
@@ -39,13 +38,13 @@ class _DefaultStrategy(Strategy):
         super().__init__(extended, None)
         extended.attach(self)
 
-    @contextlib.contextmanager
-    def _enter_scope(self) -> Iterator[Strategy]:
-        if context.current().strategy is not self:
+    def enter_scope(self) -> context.enter:
+        here = context.current()
+        if here.strategy is not self:
             raise RuntimeError(
-                "The default strategy's scope is entered inside another's."
+                f"The default strategy's scope is entered inside that of {here.strategy!r}."
             )
-        yield self
+        return context.enter(here)
 
     def _run(
         self, fn: Callable[..., PyTree], args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -11,7 +11,7 @@ import jax
 from mirrax._src.base import context
 from mirrax._src.base.context import Context
 from mirrax._src.base.devices import DeviceLike, device_name, resolve_devices
-from mirrax._src.base.jax_compat import Tracer
+from mirrax._src.base.jax_compat import Device, Tracer
 from mirrax._src.base.reduce_op import (
     ReduceOp,
     VariableSynchronization,
@@ -320,7 +320,7 @@ class StrategyExtended:
             raise ValueError(
                 f"Variable {var.name!r} belongs to another strategy and cannot be updated here."
             )
-        with self._strategy._entered(what):
+        with self._strategy.entered(what):
             if here.frame is not None and here.frame.is_spmd:
                 merged = self._update_in_program(var, fn, args, kwargs)
                 return merged if group else self._ungroup(merged)
@@ -414,7 +414,7 @@ class StrategyExtended:
         return f"{type(self).__name__}(of {self._strategy!r})"
 
 
-def named_devices(devices: Sequence[DeviceLike] | None) -> tuple[jax.Device, ...]:
+def named_devices(devices: Sequence[DeviceLike] | None) -> tuple[Device, ...]:
     """The devices that a strategy was asked to run on."""
     return resolve_devices(devices)
 

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from mirrax._src.base.jax_compat import Tracer
 from mirrax._src.base.mesh import AXIS_NAME
 from mirrax._src.base.reduce_op import ReduceOp
 from mirrax._src.base.values import (
@@ -163,7 +164,7 @@ def _count(array: Any, axes: int | tuple[int, ...]) -> int:
 
 
 def _traced(value: Any) -> bool:
-    return isinstance(value, jax.core.Tracer)
+    return isinstance(value, Tracer)
 
 
 def _check_axis(array: Any, axes: int | tuple[int, ...], path: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ from jax import lax
 from mirrax._src.base import context
 from mirrax._src.base.context import Context
 from mirrax._src.base.errors import warn_renamed
-from mirrax._src.base.jax_compat import Tracer
+from mirrax._src.base.jax_compat import Device, Tracer
 from mirrax._src.base.mesh import AXIS_NAME, ReplicaMesh
 from mirrax._src.base.reduce_op import ReduceOp, parse_reduce_op
 from mirrax._src.base.values import (
@@ -130,8 +130,8 @@ class Strategy:
         """
         return _Scope(self)
 
-    @contextlib.contextmanager
-    def _enter_scope(self) -> Iterator[Strategy]:
+    def enter_scope(self) -> context.enter:
+        """What `scope` does when it is entered."""
         here = context.current()
         if not context.is_default():
             if here.replica is not None:
@@ -145,20 +145,16 @@ class Strategy:
                     f"{here.strategy!r}. Scopes of different strategies cannot be nested: "
                     "leave the first one before."
                 )
-        with context.enter(self._cross_replica(here)):
-            yield self
-
-    def _cross_replica(self, here: Context) -> Context:
-        """The context of cross-replica code of this strategy."""
-        return Context(
-            self,
-            frame=here.frame,
-            compile_runs=here.compile_runs,
-            colocate_with=here.colocate_with,
+        return context.enter(
+            Context(
+                self,
+                frame=here.frame,
+                compile_runs=here.compile_runs,
+                colocate_with=here.colocate_with,
+            )
         )
 
-    @contextlib.contextmanager
-    def _entered(self, what: str) -> Iterator[None]:
+    def entered(self, what: str) -> contextlib.AbstractContextManager[Any]:
         """The scope for methods that need it; not in a replica, nor in another's scope."""
         here = context.current()
         if here.replica is not None and not context.is_default():
@@ -167,11 +163,7 @@ class Strategy:
                 "belongs outside `run`; inside use "
                 "`mx.distribute.get_replica_context().all_reduce` or `.merge_call`."
             )
-        if here.strategy is self:
-            yield
-            return
-        with self.scope():
-            yield
+        return _ALREADY if here.strategy is self else self.enter_scope()
 
     # Running -------------------------------------------------------------------------
 
@@ -212,7 +204,7 @@ class Strategy:
             )
         if options is not None and not isinstance(options, RunOptions):
             raise TypeError(f"`options` must be a RunOptions, got {options!r}.")
-        with self._entered("run"):
+        with self.entered("run"):
             return self._run(fn, tuple(args), dict(kwargs or {}))
 
     def _run(
@@ -258,7 +250,7 @@ class Strategy:
                 replica made, is summed.
         """
         op = parse_reduce_op(reduce_op)
-        with self._entered("reduce"):
+        with self.entered("reduce"):
             flat, tree = jax.tree_util.tree_flatten_with_path(
                 value, is_leaf=_is_reducible
             )
@@ -275,7 +267,7 @@ class Strategy:
         >>> strategy.gather(mx.distribute.PerReplica([jnp.arange(3), jnp.arange(2)]), axis=0)
         Array([0, 1, 2, 0, 1], dtype=int32)
         """
-        with self._entered("gather"):
+        with self.entered("gather"):
             return jax.tree.map(
                 lambda leaf: self._gather_leaf(leaf, axis), value, is_leaf=_is_reducible
             )
@@ -340,7 +332,7 @@ class Strategy:
           1: 10
         }
         """
-        with self._entered("experimental_distribute_values_from_function"):
+        with self.entered("experimental_distribute_values_from_function"):
             ids = self.replica_mesh.local_ids if self.replica_mesh else (0,)
             values = [value_fn(ValueContext(i, self.num_replicas_in_sync)) for i in ids]
             return regroup(
@@ -383,7 +375,7 @@ class Strategy:
             return "replica 0"
         return self.replica_mesh.describe(self.replica_mesh.local_ids[local_index])
 
-    def place_of(self, local_index: int) -> tuple[int, jax.Device]:
+    def place_of(self, local_index: int) -> tuple[int, Device]:
         """The id and the device of a local replica."""
         if self.replica_mesh is None:
             return 0, jax.devices()[0]
@@ -419,16 +411,19 @@ class _Scope:
 
     def __init__(self, strategy: Strategy) -> None:
         self._strategy = strategy
-        self._entered: list[Any] = []
+        self._entered: list[contextlib.AbstractContextManager[Any]] = []
 
     def __enter__(self) -> Strategy:
-        manager = self._strategy._enter_scope()
-        strategy = manager.__enter__()
-        self._entered.append(manager)
-        return strategy
+        entered = self._strategy.enter_scope()
+        entered.__enter__()
+        self._entered.append(entered)
+        return self._strategy
 
-    def __exit__(self, *error: Any) -> bool | None:
-        return self._entered.pop().__exit__(*error)
+    def __exit__(self, *error: Any) -> None:
+        self._entered.pop().__exit__(*error)
+
+
+_ALREADY = contextlib.nullcontext()
 
 
 def _is_reducible(value: Any) -> bool:
