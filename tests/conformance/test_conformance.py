@@ -10,6 +10,7 @@ from . import mirrax_api, record
 from .describe import describe, same
 from .scenarios import all_scenarios
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*is the older name")
 SCENARIOS = all_scenarios()
 ASKED = [(each, engine) for each in SCENARIOS for engine in each.engines]
 RECORDED = {

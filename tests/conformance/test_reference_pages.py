@@ -14,6 +14,7 @@ import pytest
 
 import mirrax as mx
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*is the older name")
 CPUS = ["CPU:0", "CPU:1"]
 COMPONENTS = r"(?s)MirroredVariable:\{\s+0: <.*1\.0.*>,\s+1: <.*1\.0.*>\s+\}"
 

@@ -75,7 +75,8 @@ def requested_cpu_devices() -> int:
     flag = re.search(
         r"--xla_force_host_platform_device_count=(\d+)", os.environ.get("XLA_FLAGS", "")
     )
-    return max(jax.config.read("jax_num_cpu_devices"), int(flag[1]) if flag else 1)
+    asked = jax.config.jax_num_cpu_devices  # pyright: ignore[reportAttributeAccessIssue]
+    return max(asked, int(flag[1]) if flag else 1)
 
 
 def check_pool(devices: Sequence[Device]) -> None:

@@ -23,7 +23,7 @@ def value_and_grad(
 
     >>> w = mx.Variable([1.0, 2.0])
     >>> mx.value_and_grad(lambda x: jnp.sum(w * w) * x, w)(10.0)
-    (Array(50., dtype=float32, weak_type=True), Array([20., 40.], dtype=float32))
+    (Array(50., dtype=float32), Array([20., 40.], dtype=float32))
 
     In a replica the gradients are the replica's own; sum them with `all_reduce`. Variables
     that `fn` assigns (moving averages, say) keep what was assigned. Outside compiled code

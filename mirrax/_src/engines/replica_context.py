@@ -157,7 +157,17 @@ class ReplicaContext:
         """
         if not callable(merge_fn):
             raise TypeError(f"`merge_fn` must be a function, got {merge_fn!r}.")
-        return self._merge("merge_call", merge_fn, tuple(args), dict(kwargs or {}))
+        return self.merge("merge_call", merge_fn, tuple(args), dict(kwargs or {}))
+
+    def merge(
+        self,
+        what: str,
+        merge_fn: Callable[..., PyTree],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any] | None = None,
+    ) -> PyTree:
+        """A `merge_call` that messages call `what`."""
+        return self._merge(what, merge_fn, args, kwargs or {})
 
     def _collective(
         self, what: str, merge: _MergeLeaves, leaves: list[Any], pull_back: _PullBack
@@ -272,7 +282,12 @@ class EagerReplicaContext(ReplicaContext):
                 "replicas can only exchange real values. Wrap the replica function in "
                 "`mx.function`."
             )
-        request = Request(what, users_line(), self._act, (merge_fn, args, kwargs))
+        request = Request(
+            what,
+            users_line(),
+            functools.partial(self._act, what),
+            (merge_fn, args, kwargs),
+        )
         return self._meeting.meet(self.local_index, request)
 
     def _differentiable(
@@ -290,13 +305,15 @@ class EagerReplicaContext(ReplicaContext):
         )
         return meet
 
-    def _act(self, payloads: list[Any]) -> list[Any]:
+    def _act(self, what: str, payloads: list[Any]) -> list[Any]:
         """Done once, on the caller's thread, when all replicas have arrived."""
-        merge_fn = payloads[0][0]
+        merge_fn, merge_fn_is_users = payloads[0][0], what == "merge_call"
         args, kwargs = regroup(
             [payload[1:] for payload in payloads],
             self._strategy.describe_replica,
             PerReplica,
+            # What replicas bring to a collective counts once for each, also if equal.
+            share=merge_fn_is_users,
         )
         with context.enter(self._caller):
             result = merge_fn(self._strategy, *args, **kwargs)

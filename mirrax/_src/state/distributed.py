@@ -290,8 +290,3 @@ def aggregate(
     return strategy.extended.reduce_to(
         ReduceOp.from_variable_aggregation(aggregation), value, variable
     )
-
-
-def as_array(value: Any) -> Any:
-    """Numbers stay numbers, everything else becomes an array."""
-    return value if is_number(value) or isinstance(value, bool) else jnp.asarray(value)

@@ -6,11 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from mirrax._src.base import context
 from mirrax._src.base.reduce_op import VariableAggregation
-from mirrax._src.base.values import PerReplica
-from mirrax._src.state.distributed import DistributedVariable, aggregate, as_array
+from mirrax._src.base.values import PerReplica, is_number
+from mirrax._src.state.distributed import DistributedVariable, aggregate
 
 
 class MirroredVariable(DistributedVariable):
@@ -49,8 +50,13 @@ class MirroredVariable(DistributedVariable):
             self._store_own(here, update(self.read_value, self.convert(value)))
             return
 
-        def merge(strategy: Any, value: Any) -> None:
-            together = aggregate(strategy, value, self.aggregation, self)
+        # A number is the same on all replicas, so it does not have to travel.
+        is_plain = is_number(value) or isinstance(value, bool)
+        parts = () if is_plain else (jnp.asarray(value),)
+
+        def merge(strategy: Any, *parts: Any) -> None:
+            given = parts[0] if parts else value
+            together = aggregate(strategy, given, self.aggregation, self)
             self._update_copies(together, update)
 
-        here.replica.merge_call(merge, (as_array(value),))
+        here.replica.merge("assign", merge, parts)

@@ -124,7 +124,7 @@ class StrategyExtended:
             parts = strategy.experimental_local_results(specs)
             return self._create(_same_spec(parts, strategy))
 
-        return replica._merge("mx.Variable", merge, (spec,), {})
+        return replica.merge("mx.Variable", merge, (spec,))
 
     def _create(self, spec: VariableSpec) -> Variable:
         colocate = context.current().colocate_with
@@ -305,7 +305,7 @@ class StrategyExtended:
             def merge(strategy: Any, *args: Any, **kwargs: Any) -> PyTree:
                 return self._update(var, fn, args, kwargs, group, what)
 
-            return here.replica._merge(what, merge, args, kwargs)
+            return here.replica.merge(what, merge, args, kwargs)
         if var is not None and not is_ours and self._strategy.num_replicas_in_sync > 1:
             raise ValueError(
                 f"Variable {var.name!r} was made outside the scope of {self._strategy!r}, so it "

@@ -1,0 +1,228 @@
+"""What all benchmarks share: devices, interleaved timing, tables, JSON.
+
+Two ways of doing the same work are timed in turn, in short rounds in a random order, and
+compared within a round. What else the machine does then meets both alike, and the median
+over the rounds leaves its peaks out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import platform
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import date
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+import mirrax as mx  # before JAX starts, so that its CPU thread pool gets a safe size
+
+Step = Callable[[], Any]
+
+
+# Options and devices ------------------------------------------------------------------
+
+
+def parser(question: str | None, replicas: int = 2) -> argparse.ArgumentParser:
+    """The options that every script has."""
+    options = argparse.ArgumentParser(description=question)
+    options.add_argument("--quick", action="store_true", help="few, short rounds")
+    options.add_argument("--replicas", type=int, default=replicas, metavar="N")
+    options.add_argument("--json", type=Path, metavar="FILE", help="write results here")
+    return options
+
+
+def find_devices(count: int, at_least: int = 1) -> list[jax.Device]:
+    """Up to `count` accelerators; `count` logical CPUs where there are too few of them."""
+    mx.config.set_logical_device_configuration(cpu=count)
+    accelerators = [d for d in jax.local_devices() if d.platform != "cpu"]
+    if len(accelerators) >= at_least:
+        return accelerators[:count]
+    return jax.local_devices(backend="cpu")[:count]
+
+
+def cpu_devices(count: int) -> list[jax.Device]:
+    """`count` logical CPUs, in a process that uses nothing else."""
+    jax.config.update("jax_platforms", "cpu")
+    mx.config.set_logical_device_configuration(cpu=count)
+    return jax.local_devices()
+
+
+# Timing -------------------------------------------------------------------------------
+
+
+def seconds_of(step: Step) -> float:
+    """How long one step takes until its result is there."""
+    start = time.perf_counter()
+    jax.block_until_ready(step())
+    return time.perf_counter() - start
+
+
+def interleaved(
+    variants: dict[str, Step], rounds: int, round_seconds: float
+) -> dict[str, np.ndarray]:
+    """Milliseconds a step of each variant, one figure for each round.
+
+    Each round runs the same number of steps of every variant and waits for the last one
+    only, as a training loop does.
+    """
+    for step in variants.values():
+        seconds_of(step)
+    slowest = max(min(seconds_of(step) for _ in range(3)) for step in variants.values())
+    count = max(1, math.ceil(round_seconds / slowest))
+    order = list(variants)
+    shuffle = random.Random(0).shuffle
+    figures: dict[str, list[float]] = {name: [] for name in variants}
+    for _ in range(rounds):
+        shuffle(order)
+        for name in order:
+            step, last = variants[name], None
+            start = time.perf_counter()
+            for _ in range(count):
+                last = step()
+            jax.block_until_ready(last)
+            figures[name].append((time.perf_counter() - start) / count * 1e3)
+    return {name: np.array(values) for name, values in figures.items()}
+
+
+def better(figures: dict[str, np.ndarray], names: Sequence[str]) -> str:
+    """The one of `names` with the smallest median: the limit."""
+    return min(names, key=lambda name: float(np.median(figures[name])))
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """The median over rounds of the ratio of two variants, and its quartiles."""
+
+    median: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, above: np.ndarray, below: np.ndarray) -> Ratio:
+        low, median, high = np.percentile(above / below, [25, 50, 75])
+        return cls(float(median), float(low), float(high))
+
+    def __str__(self) -> str:
+        return f"{self.median:.3f} ({self.low:.3f} to {self.high:.3f})"
+
+
+# Child processes ----------------------------------------------------------------------
+
+
+def run_python(
+    arguments: Sequence[str], python: str = sys.executable, timeout: float = 1800
+) -> Any:
+    """The JSON that a script prints as its last line, run in a process of its own."""
+    command = [python, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout)
+    if done.returncode:
+        last = "\n".join(done.stderr.splitlines()[-20:])
+        raise RuntimeError(f"{' '.join(command[1:])} failed:\n{last}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+# Results ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Check:
+    """A figure and the target that it has to reach."""
+
+    name: str
+    value: float
+    target: float
+    unit: str = "x"
+    is_minimum: bool = False
+
+    @property
+    def is_met(self) -> bool:
+        return (
+            self.value >= self.target if self.is_minimum else self.value <= self.target
+        )
+
+    def row(self) -> list[str]:
+        sign = ">=" if self.is_minimum else "<="
+        return [
+            self.name,
+            f"{self.value:.4g} {self.unit}",
+            f"{sign} {self.target:g} {self.unit}",
+            "ok" if self.is_met else "MISSED",
+        ]
+
+
+@dataclass
+class Report:
+    """What a script has measured: printed as it comes, written as JSON at the end."""
+
+    script: str
+    options: argparse.Namespace
+    tables: list[dict[str, Any]] = field(default_factory=list)
+    checks: list[Check] = field(default_factory=list)
+
+    def table(
+        self, title: str, header: Sequence[str], rows: Sequence[Sequence[Any]]
+    ) -> None:
+        self.tables.append({"title": title, "header": header, "rows": rows})
+        print(f"\n{title}")
+        print_table(header, rows)
+
+    def check(self, name: str, value: float, target: float, **more: Any) -> None:
+        self.checks.append(Check(name, value, target, **more))
+
+    def finish(self, devices: Sequence[jax.Device] = ()) -> None:
+        print()
+        print_table(CHECK_HEADER, [check.row() for check in self.checks])
+        if self.options.json:
+            content = {
+                "script": self.script,
+                "quick": self.options.quick,
+                **describe_machine(devices),
+                "tables": self.tables,
+                "checks": [{**asdict(c), "is_met": c.is_met} for c in self.checks],
+            }
+            self.options.json.write_text(json.dumps(content, indent=2) + "\n")
+
+
+CHECK_HEADER = ("check", "measured", "target", "verdict")
+
+
+def describe_machine(devices: Sequence[jax.Device] = ()) -> dict[str, Any]:
+    """The date, the machine and the versions that figures belong to."""
+    names = ("mirrax", "jax", "jaxlib", "numpy")
+    return {
+        "date": date.today().isoformat(),
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+        "devices": [f"{d.platform}:{d.id} {d.device_kind}" for d in devices],
+        "versions": {
+            "python": platform.python_version(),
+            **{name: metadata.version(name) for name in names},
+        },
+    }
+
+
+def print_table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    """Columns under each other: the first to the left, the others to the right."""
+    lines = [list(header), *([_show(cell) for cell in row] for row in rows)]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
+    for line in lines:
+        cells = [
+            cell.rjust(width) if i else cell.ljust(width)
+            for i, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ]
+        print("  ".join(cells).rstrip(), flush=True)
+
+
+def _show(cell: Any) -> str:
+    return f"{cell:.3g}" if isinstance(cell, float) else str(cell)

@@ -1,0 +1,1 @@
+"""SPEC rows as a user would meet them, in both engines."""

@@ -1,0 +1,1 @@
+collect_ignore = ["tensorflow_api.py", "record.py"]

@@ -1,0 +1,1 @@
+"""How replica functions are traced, compiled and found again."""

@@ -1,0 +1,1 @@
+"""Small pieces that tests share."""

@@ -1,0 +1,58 @@
+"""Every example in a docstring runs and prints what it says."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Iterator
+
+import jax.numpy as jnp
+import pytest
+
+import mirrax
+import mirrax as mx
+
+FLAGS = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
+
+
+def examples() -> Iterator[doctest.DocTest]:
+    """The docstrings with examples, each once, wherever the object says it lives."""
+    finder = doctest.DocTestFinder(recurse=False)
+    seen: set[int] = set()
+    for info in pkgutil.walk_packages(mirrax.__path__, "mirrax."):
+        module = importlib.import_module(info.name)
+        for name, value in vars(module).items():
+            home = inspect.getmodule(value)
+            if home is None or not home.__name__.startswith("mirrax"):
+                continue
+            members = vars(value).items() if inspect.isclass(value) else ()
+            for path, item in [
+                (name, value),
+                *((f"{name}.{k}", v) for k, v in members),
+            ]:
+                item = item.fget if isinstance(item, property) else item
+                if not callable(item) or id(item) in seen:
+                    continue
+                seen.add(id(item))
+                for test in finder.find(item, path, globs={"mx": mx, "jnp": jnp}):
+                    if test.examples:
+                        yield test
+
+
+EXAMPLES = list(examples())
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda test: test.name)
+def test_docstring(example: doctest.DocTest) -> None:
+    shown: list[str] = []
+    runner = doctest.DocTestRunner(optionflags=FLAGS)
+    runner.run(example, out=shown.append, clear_globs=False)
+    assert runner.failures == 0, "".join(shown)
+
+
+def test_the_main_methods_have_examples() -> None:
+    names = {test.name for test in EXAMPLES}
+    for method in ("run", "reduce", "gather", "scope", "replicate"):
+        assert f"Strategy.{method}" in names
