@@ -6,7 +6,6 @@ losses. Inputs lie on the devices already, so that only the step is compared.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -195,15 +194,23 @@ def distribute(
     strategy: mx.distribute.Strategy,
     batch: Sequence[np.ndarray],
     sizes: Sequence[int] = (),
+    on_devices: bool = True,
 ) -> Any:
-    """A global batch as per-replica values on the devices; `sizes` are rows for each."""
+    """A global batch as per-replica values.
+
+    Args:
+        strategy: Whose replicas get the parts.
+        batch: Inputs and labels.
+        sizes: Rows for each replica; equally many by default.
+        on_devices: Whether the parts go to the devices now, or stay NumPy arrays.
+    """
     count = strategy.num_replicas_in_sync
-    sizes = sizes or [math.ceil(len(batch[0]) / count)] * count
-    ends = np.cumsum(sizes)[:-1]
+    ends = np.cumsum(sizes)[:-1] if sizes else count
     parts = [np.split(array, ends) for array in batch]
+    place = jnp.asarray if on_devices else np.asarray
     return strategy.experimental_distribute_values_from_function(
         lambda context: tuple(
-            jnp.asarray(p[context.replica_id_in_sync_group]) for p in parts
+            place(part[context.replica_id_in_sync_group]) for part in parts
         )
     )
 

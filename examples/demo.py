@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +22,6 @@ import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from sklearn.datasets import load_digits
-from sklearn.model_selection import train_test_split
 
 import mirrax as mx
 
@@ -29,6 +29,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402
 
 BATCH = 100
+HELD_OUT = 360
 SIZES = (64, 128, 64, 10)
 Batch = tuple[np.ndarray, np.ndarray]
 
@@ -87,14 +88,7 @@ def split(
 ) -> tuple[mx.distribute.PerReplica, ...]:
     """A batch as one part for each replica; the last ones may be smaller."""
     n = strategy.num_replicas_in_sync
-    return tuple(
-        strategy.experimental_distribute_values_from_function(
-            lambda ctx, parts=np.array_split(rows, n): jnp.asarray(
-                parts[ctx.replica_id_in_sync_group]
-            )
-        )
-        for rows in batch
-    )
+    return tuple(mx.distribute.PerReplica(np.array_split(rows, n)) for rows in batch)
 
 
 def accuracy(
@@ -118,15 +112,16 @@ def train(
     strategy = mx.distribute.MirroredStrategy(devices)
     console.print(f"[bold]{strategy.num_replicas_in_sync} replicas[/]: {strategy!r}")
 
-    digits = load_digits()
-    images, labels = (digits.data / 16).astype("float32"), digits.target.astype("int32")
-    x, x_test, y, y_test = train_test_split(
-        images, labels, test_size=0.2, random_state=seed
-    )
+    data: Any = load_digits()
+    rng = np.random.default_rng(seed)
+    order = rng.permutation(len(data.data))
+    images = (data.data[order] / 16).astype("float32")
+    labels = data.target[order].astype("int32")
+    (x_test, x), (y_test, y) = ((a[:HELD_OUT], a[HELD_OUT:]) for a in (images, labels))
     with strategy.scope():
         model = Classifier(seed)
 
-    rng, losses, started = np.random.default_rng(seed), [], time.perf_counter()
+    losses, started = [], time.perf_counter()
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -182,7 +177,7 @@ def main(arguments: list[str] | None = None) -> float:
     score, losses, rate = train(options.replicas, options.epochs, options.seed, console)
     draw(losses, score, options.picture)
     console.print(
-        f"[bold green]{score:.1%}[/] of {360} images it had never seen, "
+        f"[bold green]{score:.1%}[/] of {HELD_OUT} images it had never seen, "
         f"{rate:,.0f} examples/s, loss curve in [bold]{options.picture}[/]"
     )
     return score

@@ -7,6 +7,7 @@ replicas, or branches on an array's value) runs as plain Python too.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -22,7 +23,9 @@ from mirrax._src.engines.staging import stage_call
 from mirrax._src.state.frame import RunEagerly
 
 _MOST_BLOCKS = 512
+_MOST_FOR_ONE_CODE = 32
 _blocks: dict[Any, Block | None] = {}
+_made: Counter[Any] = Counter()
 _run_eagerly = False
 
 _NEEDS_VALUES = (
@@ -88,6 +91,10 @@ def run_block(
     if full_key in _blocks:
         block = _blocks[full_key]
     else:
+        code = lifted.key[0]
+        if _made[code] >= _MOST_FOR_ONE_CODE:  # something in it changes every time
+            return inline(fn)(*args, **kwargs)
+        _made[code] += 1
         block = _make_block(inline, lifted, signature, arrays)
         if len(_blocks) >= _MOST_BLOCKS:
             _blocks.pop(next(iter(_blocks)))

@@ -14,7 +14,7 @@ import jax
 from mirrax._src.base import context
 from mirrax._src.base.jax_compat import in_trace
 from mirrax._src.base.mesh import ReplicaMesh
-from mirrax._src.base.values import PyTree, UnevenError
+from mirrax._src.base.values import PyTree, UnevenError, is_array, is_leaf
 from mirrax._src.engines.blocks import functions_run_eagerly, run_block
 from mirrax._src.engines.eager import run_eagerly
 from mirrax._src.engines.fingerprint import lift
@@ -32,10 +32,6 @@ from mirrax._src.engines.uneven import run_uneven
 from mirrax._src.state.frame import RunEagerly
 
 _WARN_AFTER = 5
-
-
-class RunOnHost(BaseException):
-    """The traced function loops over data: its Python has to run on the host every time."""
 
 
 @overload
@@ -114,7 +110,6 @@ class Function:
         self._programs: dict[Any, list[Program]] = {}
         self._last: dict[Any, Program] = {}
         self._last_key: Any = None
-        self._on_host = False
         self._inner: dict[Any, Function] = {}
         self._uneven: dict[Any, Any] = {}
 
@@ -132,7 +127,7 @@ class Function:
             return self.fn(*args, **kwargs)
         if here.replica is not None and here.strategy.num_replicas_in_sync > 1:
             return run_block(lambda fn: fn, self.fn, "function", args, kwargs)
-        if self._on_host:
+        if any(map(_is_data, jax.tree.leaves((args, kwargs), is_leaf=is_leaf))):
             return self._call_on_host(args, kwargs)
         mesh = mesh_of_arguments(args, kwargs) or here.strategy.replica_mesh
         try:
@@ -144,9 +139,6 @@ class Function:
                     self._thawing_fn(), signature, arrays, mesh
                 ),
             )
-        except RunOnHost:
-            self._on_host = True
-            return self._call_on_host(args, kwargs)
         except (RunEagerly, UnevenError):
             return self._call_on_host(args, kwargs)
 
@@ -178,7 +170,7 @@ class Function:
         A replica function that is defined inside the loop is a new object every time; it
         is recognised by its code and what it closes over.
         """
-        lifted = lift(fn)
+        lifted = lift(fn, exactly=False)
         if lifted is None:
             return self._inner.setdefault(fn, Function(fn)), ()
         if lifted.key not in self._inner:
@@ -293,6 +285,13 @@ class Function:
             "or drop the last batch), and avoid new objects as arguments.",
             stacklevel=2,
         )
+
+
+def _is_data(leaf: Any) -> bool:
+    """Whether an argument is a dataset or an iterator, which a program cannot loop over."""
+    return hasattr(leaf, "__iter__") and not (
+        is_leaf(leaf) or is_array(leaf) or isinstance(leaf, str | bytes | type)
+    )
 
 
 def _explain_change(old: Any, new: Any) -> str:

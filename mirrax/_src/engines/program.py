@@ -14,8 +14,9 @@ import jax
 import jax.numpy as jnp
 
 from mirrax._src.base.logical import after_launch, launching
+from mirrax._src.base.mesh import ReplicaMesh
 from mirrax._src.base.values import PerReplica, PyTree
-from mirrax._src.engines.signature import SAME, Kind, Signature
+from mirrax._src.engines.signature import SAME, Kind, Signature, placed
 from mirrax._src.engines.spmd import layout_in, stored_form
 from mirrax._src.state.variable import Variable, shared
 
@@ -35,6 +36,7 @@ class Staged:
         apply: From variables' arrays and argument arrays to result arrays and the new
             arrays of `writes`.
         result: From result arrays to what the function returns.
+        mesh: Where argument arrays have to be, if the call could not tell.
         forwarded: The variables that may share an array with the caller after a call.
     """
 
@@ -47,6 +49,7 @@ class Staged:
     ]
     result: Callable[[Sequence[jax.Array]], PyTree]
     forwarded: frozenset[Variable]
+    mesh: ReplicaMesh | None = None
 
 
 class Program:
@@ -76,6 +79,8 @@ class Program:
     def __call__(self, arrays: list[Any]) -> PyTree:
         if shared:
             self._unshare()
+        if self._staged.mesh is not None:
+            arrays = [placed(array, self._staged.mesh) for array in arrays]
         reused = [v.stored for v in self._reused]
         kept = [v.stored for v in self._kept]
         if self._reads_split:

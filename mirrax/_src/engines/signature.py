@@ -16,7 +16,6 @@ from mirrax._src.base.values import (
     Mirrored,
     PerReplica,
     PyTree,
-    ReplicaValues,
     Stacked,
     is_array,
     is_leaf,
@@ -121,13 +120,14 @@ def sort_arguments(
     Raises:
         UnevenError: If a per-replica argument does not fit in one array.
     """
-    leaves, tree = jax.tree.flatten((args, kwargs), is_leaf=is_leaf)
+    is_argument = is_leaf if mesh is not None else _is_leaf_without_mesh
+    leaves, tree = jax.tree.flatten((args, kwargs), is_leaf=is_argument)
     kinds: list[Kind] = []
     arrays: list[Any] = []
     for leaf in leaves:
         if isinstance(leaf, jax.Array):
             kinds.append(SAME)
-            arrays.append(_placed(leaf, mesh))
+            arrays.append(placed(leaf, mesh))
         elif isinstance(leaf, PerReplica) and is_one_number(leaf):
             kinds.append(SAME)
             arrays.append(leaf.values[0])
@@ -138,7 +138,7 @@ def sort_arguments(
         elif isinstance(leaf, Mirrored):
             kinds.append(SAME_WRAPPED)
             whole = leaf.piece if leaf.piece is not None else leaf.values[0]
-            arrays.append(_placed(whole, mesh))
+            arrays.append(placed(whole, mesh))
         elif is_number(leaf) or is_array(leaf):
             if isinstance(leaf, np.ndarray) and leaf.dtype == object:
                 kinds.append(Static(leaf))
@@ -155,13 +155,8 @@ def mesh_of_arguments(
 ) -> ReplicaMesh | None:
     """The mesh that distributed arguments bring along, if any does."""
     for leaf in jax.tree.leaves((args, kwargs), is_leaf=is_leaf):
-        if isinstance(leaf, ReplicaValues):
-            if isinstance(leaf.piece, Stacked):
-                return leaf.piece.mesh
-            if isinstance(leaf.piece, jax.Array) and not isinstance(leaf.piece, Tracer):
-                shards = leaf.piece.global_shards
-                return ReplicaMesh(tuple(shard.device for shard in shards))
-            return ReplicaMesh(tuple(d for part in leaf.values for d in part.devices()))
+        if isinstance(leaf, PerReplica) and isinstance(leaf.piece, Stacked):
+            return leaf.piece.mesh
     return None
 
 
@@ -173,10 +168,17 @@ def is_one_number(value: PerReplica) -> bool:
     )
 
 
-def _placed(array: jax.Array, mesh: ReplicaMesh | None) -> jax.Array:
-    if mesh is None or isinstance(array, Tracer) or not array.committed:
+def _is_leaf_without_mesh(value: Any) -> bool:
+    # Parts that have not been joined travel one by one, until a `run` says where.
+    is_apart = isinstance(value, PerReplica) and not isinstance(value.piece, Stacked)
+    return is_leaf(value) and not is_apart
+
+
+def placed(array: Any, mesh: ReplicaMesh | None) -> Any:
+    """`array` where a program on `mesh` can use it."""
+    if mesh is None or not isinstance(array, jax.Array) or isinstance(array, Tracer):
         return array
-    return mesh.mirror(array)
+    return mesh.mirror(array) if array.committed else array
 
 
 def _piece(value: PerReplica, mesh: ReplicaMesh | None) -> Stacked:

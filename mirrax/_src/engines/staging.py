@@ -107,6 +107,8 @@ def call_in_trace(
     """`fn` on all replicas, as a part of the program that is being traced."""
     mesh = strategy.replica_mesh
     parent = context.current().frame
+    if parent is not None:
+        parent.meshes.append(mesh)
     signature, arrays = sort_arguments(args, kwargs, mesh)
     values = {
         v: parent.peek(v) if parent else v.stored for v in usable_variables(strategy)
@@ -146,6 +148,7 @@ class _CallTrace:
     reads: tuple[Variable, ...]
     writes: Mapping[Variable, Kind]
     created: tuple[Variable, ...]
+    mesh: ReplicaMesh | None
     out_tree: Any
     out_kinds: tuple[Kind, ...]
     out_meshes: tuple[ReplicaMesh | None, ...]
@@ -189,6 +192,7 @@ def stage_call(
         signature=signature,
         reads={v: traced.variables[v] for v in traced.reads},
         writes=traced.writes,
+        mesh=traced.mesh,
         apply=traced.apply,
         result=traced.result,
         forwarded=_forwarded(
@@ -233,10 +237,19 @@ def _trace_call(
         reads=tuple(frame.reads),
         writes={v: kind for v, (kind, _) in zip(frame.writes, written)},
         created=tuple(frame.created),
+        mesh=None if is_local else _mesh_used(frame),
         out_tree=tree,
         out_kinds=tuple(kind for kind, _, _ in results),
         out_meshes=tuple(mesh for _, _, mesh in results),
     )
+
+
+def _mesh_used(frame: Frame) -> ReplicaMesh | None:
+    """The mesh of the `run`s and variables in a traced call."""
+    used = [
+        v.strategy.replica_mesh for v in (*frame.reads, *frame.writes) if v.strategy
+    ]
+    return next(iter([*frame.meshes, *used]), None)
 
 
 def usable_variables(strategy: Any) -> list[Variable]:

@@ -33,6 +33,7 @@ class Frame:
         is_uneven: Whether other replicas' arrays may have other shapes.
         reads: The bound variables that were read, in order.
         writes: The latest value of each variable that was written.
+        meshes: The meshes of the `run`s that were traced.
         created: Variables that came into being while the frame was active.
     """
 
@@ -55,6 +56,7 @@ class Frame:
         self.is_staged = is_staged
         self.reads: dict[Variable, None] = {}
         self.writes: dict[Variable, Any] = {}
+        self.meshes: list[Any] = []
         self.created: list[Variable] = []
 
     def read(self, variable: Variable) -> Any:

@@ -75,8 +75,8 @@ def has_strategy() -> bool:
     return not context.is_default()
 
 
-def get_replica_context() -> ReplicaContext | None:
-    """The current replica's context, or None in cross-replica context."""
+def get_replica_context() -> Any:
+    """The current replica's `ReplicaContext`, or None in cross-replica context."""
     return context.current().replica
 
 
