@@ -37,9 +37,7 @@ def batch_of(strategy, lengths, width=None):
 def test_each_replica_sees_its_own_length(engine, lengths):
     strategy = mirrored(len(lengths))
     x, every = batch_of(strategy, lengths)
-    out = run(
-        strategy, lambda x: (x * 2, jnp.sum(x), x.shape[0]), x, engine=engine
-    )
+    out = run(strategy, lambda x: (x * 2, jnp.sum(x), x.shape[0]), x, engine=engine)
     doubled, sums, sizes = out
     cuts = np.split(every, np.cumsum(lengths)[:-1])
     assert parts(strategy, doubled) == [(2 * c).tolist() for c in cuts]
@@ -148,7 +146,9 @@ def test_full_and_partial_batches_alternate(engine):
     so_far = 0.0
     for first, second in batches:
         so_far += sum(first) + sum(second)
-        out = strategy.run(step, (per_replica(strategy, first, second, dtype="float32"),))
+        out = strategy.run(
+            step, (per_replica(strategy, first, second, dtype="float32"),)
+        )
         assert parts(strategy, out) == [so_far] * 2
         assert parts(strategy, total) == [so_far] * 2
         assert parts(strategy, last) == [(sum(first) + sum(second)) / 2] * 2
@@ -304,9 +304,10 @@ def test_the_mean_of_a_partial_batch_has_the_dtype_of_a_full_one(dtype):
 def test_a_partial_batch_does_not_take_the_users_arrays():
     strategy = mirrored(2)
     with strategy.scope():
-        v = mx.Variable(0.0)
-    x, y = per_replica(strategy, [1.0, 2.0], [3.0]), per_replica(strategy, 5.0, 7.0)
-    full = per_replica(strategy, [1.0], [3.0])
+        v = mx.Variable([0.0, 0.0])
+    x = per_replica(strategy, [1.0, 2.0], [3.0])
+    y = per_replica(strategy, [5.0, 6.0], [7.0, 8.0])
+    full = per_replica(strategy, [1.0, 1.0], [3.0, 3.0])
     own = strategy.experimental_local_results(y)
 
     @mx.function
@@ -315,35 +316,42 @@ def test_a_partial_batch_does_not_take_the_users_arrays():
 
     @mx.function
     def count(x):
-        v.assign_add(x[0])
+        v.assign_add(x)
 
     strategy.run(count, (full,))
     strategy.run(keep, (x, y))
     for _ in range(2):
         strategy.run(count, (full,))
-    assert [float(a) for a in own] == [5.0, 7.0]
-    assert parts(strategy, v) == [7.0, 13.0]
+    assert [a.tolist() for a in own] == [[5.0, 6.0], [7.0, 8.0]]
+    assert parts(strategy, v) == [[7.0, 8.0], [13.0, 14.0]]
 
 
 def test_what_a_partial_batch_returned_outlives_the_next_steps():
     strategy = mirrored(2)
     with strategy.scope():
         v = mx.Variable([1.0, 2.0])
+        own = mx.Variable([0.0, 0.0])
         w = mx.Variable(0.0, aggregation=mx.VariableAggregation.SUM)
     partial = per_replica(strategy, [1.0, 2.0], [3.0])
     full = per_replica(strategy, [1.0, 1.0], [1.0, 1.0])
 
     @mx.function
     def step(x):
-        before = v.read_value()
         v.assign_add(jnp.ones(2))
+        own.assign(jnp.ones(2) * jnp.sum(x))
         w.assign(jnp.sum(x))
-        return before, v.read_value(), w.read_value()
+        return v.read_value(), own.read_value(), w.read_value()
 
-    strategy.run(step, (full,))
-    before, after, total = strategy.run(step, (partial,))
+    @mx.function
+    def silent_step(x):
+        v.assign_add(jnp.ones(2))
+        own.assign_add(x)
+        w.assign_add(jnp.sum(x))
+
+    strategy.run(silent_step, (full,))
+    returned = strategy.run(step, (partial,))
     for _ in range(2):
-        strategy.run(step, (full,))
-    assert parts(strategy, before) == [[2.0, 3.0]] * 2
-    assert parts(strategy, after) == [[3.0, 4.0]] * 2
-    assert parts(strategy, total) == [6.0, 6.0]
+        strategy.run(silent_step, (full,))
+    assert parts(strategy, returned[0]) == [[3.0, 4.0]] * 2
+    assert parts(strategy, returned[1]) == [[3.0, 3.0]] * 2
+    assert parts(strategy, returned[2]) == [6.0, 6.0]

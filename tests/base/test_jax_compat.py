@@ -1,0 +1,62 @@
+"""Each private or version-dependent JAX name does what mirrax takes it for."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from mirrax._src.base import jax_compat
+
+CPUS = jax.local_devices(backend="cpu")
+
+
+def test_backend_started() -> None:
+    jax.devices()
+    assert jax_compat.backend_started()
+
+
+def test_trace_state_tells_traces_apart() -> None:
+    outside = jax_compat.trace_state()
+    assert outside == jax_compat.trace_state()
+    assert not jax_compat.in_trace()
+    seen = []
+
+    def body(x):
+        seen.append((jax_compat.trace_state(), jax_compat.in_trace()))
+        lax.scan(
+            lambda c, _: (seen.append((jax_compat.trace_state(), True)), (c, None))[1],
+            x,
+            None,
+            2,
+        )
+        return x
+
+    jax.jit(body)(1.0)
+    assert seen[0][1]
+    assert outside != seen[0][0] != seen[1][0]
+
+
+def test_uncommitted_arrays_share_the_buffer_and_mix_with_other_devices() -> None:
+    a, b = (jax.device_put(jnp.arange(3.0), device) for device in CPUS[:2])
+    free = jax_compat.uncommitted(b)
+    assert not free.committed and free.devices() == {CPUS[1]}
+    assert free.unsafe_buffer_pointer() == b.unsafe_buffer_pointer()
+    np.testing.assert_array_equal(a + free, [0, 2, 4])
+    with jax.default_device(CPUS[1]):
+        assert (free + 1).devices() == {CPUS[1]}
+
+
+def test_a_jaxpr_may_reduce_over_an_axis_and_be_cut() -> None:
+    closed = jax_compat.make_jaxpr(
+        lambda x: lax.psum(x * 2, "replica") + 1, ("replica", 2), (jnp.float32(3),)
+    )
+    names = [eqn.primitive.name for eqn in closed.jaxpr.eqns]
+    assert names == ["mul", "psum", "add"]
+    first = closed.jaxpr.eqns[0]
+    part = jax_compat.sub_program(
+        closed.jaxpr, [first], closed.jaxpr.invars, first.outvars
+    )
+    (doubled,) = jax_compat.eval_jaxpr(part, (), jnp.float32(3))
+    assert float(doubled) == 6

@@ -1,0 +1,106 @@
+"""The package as a whole: light to import, layered, documented."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import pkgutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import mirrax
+
+ROOT = Path(mirrax.__path__[0])
+LAYERS = ["base", "state", "collectives", "engines", "strategies"]
+DOORS = [
+    "mirrax",
+    "mirrax.config",
+    "mirrax.distribute",
+    "mirrax.distribute.experimental",
+]
+SOURCES = sorted((ROOT / "_src").glob("*/*.py"))
+
+
+def test_importing_starts_no_backend_and_nothing_optional() -> None:
+    code = """
+import sys, jax, mirrax
+from mirrax._src.base.jax_compat import backend_started
+assert not backend_started(), "a backend was started"
+heavy = {"flax", "optax", "orbax", "tensorflow", "torch", "keras", "rich", "click"}
+assert not heavy & set(sys.modules), heavy & set(sys.modules)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def imported_layers(path: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+        names += [a.name for a in node.names] if isinstance(node, ast.Import) else []
+        found |= {n.split(".")[2] for n in names if n.startswith("mirrax._src.")}
+    return found
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda p: f"{p.parent.name}/{p.name}")
+def test_imports_point_downwards(path: Path) -> None:
+    own = LAYERS.index(path.parent.name)
+    assert all(LAYERS.index(layer) <= own for layer in imported_layers(path))
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda p: f"{p.parent.name}/{p.name}")
+def test_private_jax_names_are_in_one_file(path: Path) -> None:
+    private = "jax._src" in path.read_text() or "jaxlib" in path.read_text()
+    assert private == (path.name == "jax_compat.py") or path.name == "fingerprint.py"
+
+
+@pytest.mark.parametrize(
+    "path", [p for p in SOURCES if p.name != "__init__.py"], ids=str
+)
+def test_files_open_with_their_idea(path: Path) -> None:
+    assert ast.get_docstring(ast.parse(path.read_text()))
+
+
+@pytest.mark.parametrize("name", DOORS)
+def test_doors_hold_reexports_only(name: str) -> None:
+    module = importlib.import_module(name)
+    tree = ast.parse(Path(str(module.__file__)).read_text())
+    allowed = (ast.Import, ast.ImportFrom, ast.Expr, ast.Assign)
+    assert all(isinstance(node, allowed) for node in tree.body)
+
+
+def public_objects() -> list[tuple[str, object]]:
+    found = []
+    for name in DOORS:
+        module = importlib.import_module(name)
+        found += [
+            (f"{name}.{attribute}", value)
+            for attribute, value in vars(module).items()
+            if not attribute.startswith("_") and not inspect.ismodule(value)
+        ]
+    return found
+
+
+@pytest.mark.parametrize("name,value", public_objects(), ids=lambda x: str(x)[:40])
+def test_public_names_are_documented(name: str, value: object) -> None:
+    if isinstance(value, str | list):
+        return
+    assert inspect.getdoc(value), f"{name} has no docstring"
+    if inspect.isclass(value):
+        for attribute, member in vars(value).items():
+            if not attribute.startswith("_") and callable(member):
+                assert inspect.getdoc(getattr(value, attribute)), f"{name}.{attribute}"
+
+
+def test_public_classes_carry_their_public_home() -> None:
+    for name, value in public_objects():
+        if inspect.isclass(value):
+            assert "_src" not in value.__module__, name
+
+
+def test_every_module_can_be_imported() -> None:
+    for info in pkgutil.walk_packages(mirrax.__path__, "mirrax."):
+        importlib.import_module(info.name)
