@@ -1,8 +1,8 @@
 """What all benchmarks share: devices, interleaved timing, tables, JSON.
 
-Two ways of doing the same work are timed in turn, in short rounds in a random order, and
-compared within a round. What else the machine does then meets both alike, and the median
-over the rounds leaves its peaks out.
+Ways of doing the same work are timed in turn, in short rounds in a random order, and
+compared within a round. What else the machine does then meets all of them alike, and
+the median over the rounds leaves its peaks out.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ import numpy as np
 import mirrax as mx  # before JAX starts, so that its CPU thread pool gets a safe size
 
 Step = Callable[[], Any]
+Devices = Sequence[Any]  # of `jax.Device`, which is no type for type checkers
 
 
 # Options and devices ------------------------------------------------------------------
@@ -43,8 +44,8 @@ def parser(question: str | None, replicas: int = 2) -> argparse.ArgumentParser:
     return options
 
 
-def find_devices(count: int, at_least: int = 1) -> list[jax.Device]:
-    """Up to `count` accelerators; `count` logical CPUs where there are too few of them."""
+def find_devices(count: int, at_least: int = 1) -> Devices:
+    """Up to `count` accelerators; `count` logical CPUs where they are too few."""
     mx.config.set_logical_device_configuration(cpu=count)
     accelerators = [d for d in jax.local_devices() if d.platform != "cpu"]
     if len(accelerators) >= at_least:
@@ -52,7 +53,7 @@ def find_devices(count: int, at_least: int = 1) -> list[jax.Device]:
     return jax.local_devices(backend="cpu")[:count]
 
 
-def cpu_devices(count: int) -> list[jax.Device]:
+def cpu_devices(count: int) -> Devices:
     """`count` logical CPUs, in a process that uses nothing else."""
     jax.config.update("jax_platforms", "cpu")
     mx.config.set_logical_device_configuration(cpu=count)
@@ -152,6 +153,11 @@ class Check:
             self.value >= self.target if self.is_minimum else self.value <= self.target
         )
 
+    @classmethod
+    def read(cls, content: dict[str, Any]) -> Check:
+        """A check as JSON has it."""
+        return cls(**{name: content[name] for name in cls.__dataclass_fields__})
+
     def row(self) -> list[str]:
         sign = ">=" if self.is_minimum else "<="
         return [
@@ -181,9 +187,10 @@ class Report:
     def check(self, name: str, value: float, target: float, **more: Any) -> None:
         self.checks.append(Check(name, value, target, **more))
 
-    def finish(self, devices: Sequence[jax.Device] = ()) -> None:
-        print()
-        print_table(CHECK_HEADER, [check.row() for check in self.checks])
+    def finish(self, devices: Devices = ()) -> None:
+        if self.checks:
+            print()
+            print_table(CHECK_HEADER, [check.row() for check in self.checks])
         if self.options.json:
             content = {
                 "script": self.script,
@@ -198,7 +205,7 @@ class Report:
 CHECK_HEADER = ("check", "measured", "target", "verdict")
 
 
-def describe_machine(devices: Sequence[jax.Device] = ()) -> dict[str, Any]:
+def describe_machine(devices: Devices = ()) -> dict[str, Any]:
     """The date, the machine and the versions that figures belong to."""
     names = ("mirrax", "jax", "jaxlib", "numpy")
     return {
@@ -212,14 +219,16 @@ def describe_machine(devices: Sequence[jax.Device] = ()) -> dict[str, Any]:
     }
 
 
-def print_table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    """Columns under each other: the first to the left, the others to the right."""
+def print_table(
+    header: Sequence[str], rows: Sequence[Sequence[Any]], names: int = 1
+) -> None:
+    """Columns under each other: the first `names` to the left, figures to the right."""
     lines = [list(header), *([_show(cell) for cell in row] for row in rows)]
     widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
     for line in lines:
         cells = [
-            cell.rjust(width) if i else cell.ljust(width)
-            for i, (cell, width) in enumerate(zip(line, widths, strict=True))
+            cell.ljust(width) if i < names else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(line, widths))
         ]
         print("  ".join(cells).rstrip(), flush=True)
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from common import Report, Step, find_devices, parser
+from common import Devices, Report, Step, find_devices, parser
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -54,7 +54,7 @@ def main() -> None:
     report.finish(devices)
 
 
-def bare(count: int, devices: Sequence[jax.Device]) -> Step:
+def bare(count: int, devices: Devices) -> Step:
     """The program, without mirrax."""
     mesh = Mesh(np.array(devices), ("replica",), axis_types=(AxisType.Auto,))
 
@@ -76,7 +76,7 @@ def bare(count: int, devices: Sequence[jax.Device]) -> Step:
     return call
 
 
-def with_variables(count: int, devices: Sequence[jax.Device]) -> Step:
+def with_variables(count: int, devices: Devices) -> Step:
     """Through `run`, with variables."""
     strategy = mx.distribute.MirroredStrategy(devices)
     with strategy.scope():
@@ -92,7 +92,7 @@ def with_variables(count: int, devices: Sequence[jax.Device]) -> Step:
     return lambda: strategy.run(step)
 
 
-def with_state(count: int, devices: Sequence[jax.Device]) -> Step:
+def with_state(count: int, devices: Devices) -> Step:
     """Through `run`, with the values as state that goes in and comes out."""
     strategy = mx.distribute.MirroredStrategy(devices)
     state = strategy.replicate([np.float32(0)] * count)

@@ -1,19 +1,19 @@
 """What do many small variables cost?
 
-10, 100 and 1000 vectors of 32 numbers: the time of a step against the hand-written steps
-(the limit is the faster one), and the time of the first step, in a fresh process, against
-one psum for each tensor.
+10, 100 and 1000 vectors of 32 numbers: the time of a step against the hand-written
+steps (the limit is the faster one), and the time of the first step, in a fresh process,
+against one psum for each tensor.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from statistics import median
 
 import jax
 import numpy as np
 from common import (
+    Devices,
     Ratio,
     Report,
     better,
@@ -45,7 +45,7 @@ def main() -> None:
     report.finish(devices)
 
 
-def compare(count: int, devices: Sequence[jax.Device], report: Report) -> None:
+def compare(count: int, devices: Devices, report: Report) -> None:
     """Measures `count` variables."""
     quick = report.options.quick
     hand = limits(devices)
@@ -78,7 +78,7 @@ def time_first_step(side: str, count: int, report: Report) -> float:
     return median(run_python(arguments) for _ in range(repeats))
 
 
-def first_step(side: str, count: int, devices: Sequence[jax.Device]) -> float:
+def first_step(side: str, count: int, devices: Devices) -> float:
     """Seconds; JAX itself is warm, everything about the step is new."""
     jax.block_until_ready(jax.jit(lambda x: x + 1)(jax.device_put(np.float32(0))))
     make = {**limits(devices), **MIRRAX}[side]

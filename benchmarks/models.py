@@ -1,7 +1,7 @@
 """The models that are trained: two MLPs, a CNN, a transformer, many small variables.
 
-Plain functions on a flat list of arrays, so that every way of training them computes the
-same thing.
+Plain functions on a flat list of arrays, so that every way of training them computes
+the same thing.
 """
 
 from __future__ import annotations
@@ -63,11 +63,11 @@ class Model:
 
 def mlp(*sizes: int) -> Model:
     """A multilayer perceptron, relu between the layers."""
-    pairs = zip(sizes, sizes[1:], strict=False)
+    pairs = zip(sizes, sizes[1:])
     shapes = [shape for n, m in pairs for shape in ((n, m), (m,))]
 
     def losses(params: Arrays, x: jax.Array, y: jax.Array) -> jax.Array:
-        for w, b in zip(params[:-2:2], params[1:-2:2], strict=True):
+        for w, b in zip(params[:-2:2], params[1:-2:2]):
             x = jax.nn.relu(x @ w + b)
         return _cross_entropy(x @ params[-2] + params[-1], y)
 

@@ -1,24 +1,22 @@
 """Which gradients should travel together, and how many at once?
 
 The measurement behind the constants in `mirrax/_src/collectives/packing.py`. A pack's
-limits (bytes, arrays) are tried on 1000 gradients of mixed sizes, for the time of a step
-and of its compilation; the size under which an array is packed at all is tried on the
-models, where products make the gradients.
+limits (bytes, arrays) are tried on 1000 gradients of mixed sizes, for the time of a
+step and of its compilation; the size under which an array is packed at all is tried on
+the models, where products make the gradients.
 """
 
 from __future__ import annotations
 
 import functools
-import itertools
-from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from common import Report, find_devices, interleaved, parser, seconds_of
+from common import Devices, Report, find_devices, interleaved, parser, seconds_of
 from jax import lax
 from models import MODELS, Arrays, Model
-from training import AXIS, handwritten
+from training import AXIS, Reduce, handwritten
 
 from mirrax._src.collectives.packing import PackLimits, reduce_packed
 
@@ -26,8 +24,9 @@ KIB, MIB = 2**10, 2**20
 WHOLE = 2**40
 # Bytes of an array: 32 to 64 Ki - 1, so that all are packed. 9.5 MiB for 1000 arrays.
 SIZES = [8, 32, 128, 512, 2048, 8192, 16383]
-PACK_BYTES = (256 * KIB, MIB, 4 * MIB, WHOLE)
-PACK_ARRAYS = (16, 64, 256, WHOLE)
+# Tried with 64 arrays at most, and with any number of bytes.
+PACK_BYTES = (64 * KIB, 256 * KIB, MIB, 4 * MIB)
+PACK_ARRAYS = (8, 16, 32, 64, 256, WHOLE)
 SMALL_BYTES = (0, 4 * KIB, 16 * KIB, 64 * KIB, 256 * KIB, WHOLE)
 
 
@@ -43,23 +42,21 @@ def main() -> None:
     report.finish(devices)
 
 
-def compare_pack_limits(
-    count: int, devices: Sequence[jax.Device], report: Report
-) -> None:
+def compare_pack_limits(count: int, devices: Devices, report: Report) -> None:
     """How much goes into one pack."""
     model = mixed_gradients(count)
-    choices = {f"default {_show(PackLimits())}": PackLimits()}
-    choices["not packed"] = PackLimits(small_bytes=0)
-    for pack_bytes, pack_arrays in itertools.product(PACK_BYTES, PACK_ARRAYS):
-        limits = PackLimits(WHOLE, pack_bytes, pack_arrays)
-        choices[_show(limits)] = limits
+    limits = [PackLimits(WHOLE, pack_bytes, 64) for pack_bytes in PACK_BYTES]
+    limits += [PackLimits(WHOLE, WHOLE, pack_arrays) for pack_arrays in PACK_ARRAYS]
+    choices = {
+        "one by one": PackLimits(small_bytes=0),
+        f"mirrax: {_show(PackLimits())}": PackLimits(),
+        **{_show(limit): limit for limit in limits},
+    }
     title = f"{count} gradients of 32 bytes to 64 KiB, {len(devices)} replicas"
     _measure(title, model, choices, devices, report)
 
 
-def compare_small_bytes(
-    model: Model, devices: Sequence[jax.Device], report: Report
-) -> None:
+def compare_small_bytes(model: Model, devices: Devices, report: Report) -> None:
     """Which arrays are packed."""
     choices = {
         f"under {_size(small)}": PackLimits(small_bytes=small) for small in SMALL_BYTES
@@ -71,9 +68,10 @@ def _measure(
     title: str,
     model: Model,
     choices: dict[str, PackLimits],
-    devices: Sequence[jax.Device],
+    devices: Devices,
     report: Report,
 ) -> None:
+    seconds_of(handwritten(model, devices))  # JAX itself is warm from here on
     variants = {
         name: handwritten(model, devices, _reduce_with(limits))
         for name, limits in choices.items()
@@ -88,7 +86,7 @@ def _measure(
     report.table(title, ("packs", "step, ms", "first step, s"), rows)
 
 
-def _reduce_with(limits: PackLimits):
+def _reduce_with(limits: PackLimits) -> Reduce:
     sum_all = functools.partial(lax.psum, axis_name=AXIS)
     return lambda gradients: reduce_packed(gradients, limits, sum_all)
 

@@ -1,9 +1,9 @@
 """Does a long training loop on logical CPUs ever stop?
 
-XLA's CPU collectives can dead-lock when their thread pool is too small. Thousands of steps
-of both MLPs on 2, 4 and 8 logical CPUs, dispatched without waiting, with fresh NumPy input
-every step and nothing set in the environment. Each configuration is a process of its own,
-which is ended when it has run for too long.
+XLA's CPU collectives can dead-lock when their thread pool is too small. Thousands of
+steps of both MLPs on 2, 4 and 8 logical CPUs, dispatched without waiting, with fresh
+NumPy input every step and nothing set in the environment. Each configuration is a
+process of its own, which is ended when it has run for too long.
 """
 
 from __future__ import annotations

@@ -1,19 +1,29 @@
 """Is a compiled training step with mirrax as fast as the same step hand-written in JAX?
 
-Two MLPs, a CNN and a transformer; the limit is the faster of one psum for each tensor and
-small tensors packed. `--tensorflow PYTHON` and `--torch PYTHON` name interpreters that have
-those libraries, for the same MLPs under MirroredStrategy and DistributedDataParallel.
+Two MLPs, a CNN and a transformer; the limit is the faster of one psum for each tensor
+and small tensors packed. `--tensorflow PYTHON` and `--torch PYTHON` name interpreters
+that have those libraries, for the same MLPs under MirroredStrategy and
+DistributedDataParallel.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 from pathlib import Path
 
 import jax
 import numpy as np
-from common import Ratio, Report, better, find_devices, interleaved, parser, run_python
+from common import (
+    Devices,
+    Ratio,
+    Report,
+    Step,
+    better,
+    find_devices,
+    interleaved,
+    parser,
+    run_python,
+)
 from models import MODELS, Model
 from training import MIRRAX, limits
 
@@ -36,7 +46,7 @@ def main() -> None:
     report.finish(devices)
 
 
-def compare(model: Model, devices: Sequence[jax.Device], report: Report) -> None:
+def compare(model: Model, devices: Devices, report: Report) -> None:
     """Measures all ways of training `model`."""
     options = report.options
     makers = {**limits(devices), **MIRRAX}
@@ -59,11 +69,10 @@ def compare(model: Model, devices: Sequence[jax.Device], report: Report) -> None
     report.table(title, ("step", "ms", "against the limit"), rows)
 
 
-def check_same_losses(variants: dict[str, object], steps: int = 4) -> None:
+def check_same_losses(variants: dict[str, Step], steps: int = 4) -> None:
     """Stops if the variants do not train alike."""
     losses = {
-        name: [_total(step()) for _ in range(steps)]  # type: ignore[operator]
-        for name, step in variants.items()
+        name: [_total(step()) for _ in range(steps)] for name, step in variants.items()
     }
     first, *others = losses.items()
     for name, values in others:
@@ -84,7 +93,7 @@ def compare_with_rivals(
     report: Report,
     options: argparse.Namespace,
 ) -> list[list[object]]:
-    """Rows for TensorFlow and PyTorch, where their interpreters were given; MLPs only."""
+    """Rows for the libraries whose interpreters were given; MLPs only."""
     if not model.name.startswith("MLP"):
         return []
     rows: list[list[object]] = []

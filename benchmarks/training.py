@@ -1,7 +1,7 @@
 """One training step (forward, backward, SGD), hand-written in JAX and with mirrax.
 
-Each maker returns a function without arguments that does a step and returns the replicas'
-losses. Inputs lie on the devices already, so that only the step is compared.
+Each maker returns a function without arguments that does a step and returns the
+replicas' losses. Inputs lie on the devices already, so that only the step is compared.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from common import Step
+from common import Devices, Step
 from jax import lax
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -25,7 +25,7 @@ RATE = 0.01
 SMALL_BYTES = 64 * 1024
 
 Reduce = Callable[[Arrays], list[jax.Array]]
-MakeStep = Callable[[Model, Sequence[jax.Device]], Step]
+MakeStep = Callable[[Model, Devices], Step]
 
 
 # Hand-written -------------------------------------------------------------------------
@@ -50,14 +50,12 @@ def packed(gradients: Arrays) -> list[jax.Array]:
         total = lax.psum(lax.optimization_barrier(flat), AXIS)
         total = lax.optimization_barrier(total)
         ends = np.cumsum([gradients[i].size for i in positions])[:-1]
-        for i, part in zip(positions, jnp.split(total, ends), strict=True):
+        for i, part in zip(positions, jnp.split(total, ends)):
             results[i] = part.reshape(gradients[i].shape)
     return results
 
 
-def handwritten(
-    model: Model, devices: Sequence[jax.Device], reduce: Reduce = one_by_one
-) -> Step:
+def handwritten(model: Model, devices: Devices, reduce: Reduce = one_by_one) -> Step:
     """jit(shard_map) with replicated, donated parameters."""
     mesh = Mesh(np.array(devices), (AXIS,), axis_types=(AxisType.Auto,))
     copied, split = NamedSharding(mesh, P()), NamedSharding(mesh, P(AXIS))
@@ -65,7 +63,7 @@ def handwritten(
 
     def step(params: list[jax.Array], x: jax.Array, y: jax.Array) -> Any:
         loss, gradients = jax.value_and_grad(_mean_loss)(params, model, x, y, total)
-        pairs = zip(params, reduce(gradients), strict=True)
+        pairs = zip(params, reduce(gradients))
         return [p - RATE * g for p, g in pairs], loss.reshape(1)
 
     mapped = jax.shard_map(
@@ -87,17 +85,17 @@ def handwritten(
     return run
 
 
-def handwritten_packed(model: Model, devices: Sequence[jax.Device]) -> Step:
+def handwritten_packed(model: Model, devices: Devices) -> Step:
     return handwritten(model, devices, packed)
 
 
-def plain_jit(model: Model, devices: Sequence[jax.Device]) -> Step:
+def plain_jit(model: Model, devices: Devices) -> Step:
     """What people write for one device."""
     total = model.batch_size
 
     def step(params: list[jax.Array], x: jax.Array, y: jax.Array) -> Any:
         loss, gradients = jax.value_and_grad(_mean_loss)(params, model, x, y, total)
-        pairs = zip(params, gradients, strict=True)
+        pairs = zip(params, gradients)
         return [p - RATE * g for p, g in pairs], loss.reshape(1)
 
     compiled = jax.jit(step, donate_argnums=0)
@@ -112,7 +110,7 @@ def plain_jit(model: Model, devices: Sequence[jax.Device]) -> Step:
     return run
 
 
-def limits(devices: Sequence[jax.Device]) -> dict[str, MakeStep]:
+def limits(devices: Devices) -> dict[str, MakeStep]:
     """The hand-written steps; the fastest of them is the limit."""
     if len(devices) == 1:
         return {"jit": plain_jit, "psum": handwritten}
@@ -122,7 +120,7 @@ def limits(devices: Sequence[jax.Device]) -> dict[str, MakeStep]:
 # With mirrax --------------------------------------------------------------------------
 
 
-def with_variables(model: Model, devices: Sequence[jax.Device]) -> Step:
+def with_variables(model: Model, devices: Devices) -> Step:
     """`mx.Variable`s that the step updates."""
     strategy = mx.distribute.MirroredStrategy(devices)
     step = variables_step(strategy, model)
@@ -130,7 +128,7 @@ def with_variables(model: Model, devices: Sequence[jax.Device]) -> Step:
     return lambda: strategy.run(step, args=(x, y))
 
 
-def with_state(model: Model, devices: Sequence[jax.Device]) -> Step:
+def with_state(model: Model, devices: Devices) -> Step:
     """State that goes in and comes out."""
     strategy = mx.distribute.MirroredStrategy(devices)
     step = state_step(model)
@@ -162,7 +160,7 @@ def variables_step(
         loss, gradients = mx.value_and_grad(loss_fn, variables)()
         context = mx.distribute.get_replica_context()
         gradients = context.all_reduce("sum", gradients)
-        for variable, gradient in zip(variables, gradients, strict=True):
+        for variable, gradient in zip(variables, gradients):
             variable.assign_sub(RATE * gradient)
         return loss.reshape(1)
 
@@ -178,7 +176,7 @@ def state_step(model: Model, total: int = 0) -> mx.Function:
         loss, gradients = jax.value_and_grad(_mean_loss)(state, model, x, y, total)
         context = mx.distribute.get_replica_context()
         gradients = context.all_reduce("sum", gradients)
-        pairs = zip(state, gradients, strict=True)
+        pairs = zip(state, gradients)
         return [p - RATE * g for p, g in pairs], loss.reshape(1)
 
     return step

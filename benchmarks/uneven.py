@@ -1,20 +1,19 @@
 """What does a partial last batch cost, after its first time?
 
-128 + 17 rows on two replicas cannot be one program for both. The step of the small MLP on
-such a batch, against the step on a full one; each step is waited for, as the last one of
-an epoch is.
+128 + 17 rows on two replicas cannot be one program for both. The step of the small MLP
+on such a batch, against the step on a full one; each step is waited for, as the last
+one of an epoch is.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from common import Ratio, Report, Step, find_devices, parser, seconds_of
+from common import Devices, Ratio, Report, Step, find_devices, parser, seconds_of
 from models import MODELS, Model
 from training import distribute, state_step, variables_step
 
@@ -48,7 +47,7 @@ def partial_sizes(replicas: int) -> list[int]:
     return [FULL] * (replicas - 1) + [PARTIAL]
 
 
-def with_variables(model: Model, devices: Sequence[jax.Device]) -> tuple[Step, Step]:
+def with_variables(model: Model, devices: Devices) -> tuple[Step, Step]:
     """A full and a partial step that train the same variables."""
     strategy = mx.distribute.MirroredStrategy(devices)
     step = variables_step(strategy, model)
@@ -60,7 +59,7 @@ def with_variables(model: Model, devices: Sequence[jax.Device]) -> tuple[Step, S
     )
 
 
-def with_state(model: Model, devices: Sequence[jax.Device]) -> tuple[Step, Step]:
+def with_state(model: Model, devices: Devices) -> tuple[Step, Step]:
     """A full and a partial step that train the same state."""
     strategy = mx.distribute.MirroredStrategy(devices)
     step = state_step(model)
@@ -88,7 +87,8 @@ def make_batches(model: Model, strategy: mx.distribute.Strategy) -> tuple[Any, A
 
 def check_loss(model: Model, losses: Any, replicas: int) -> None:
     """Stops if the first, partial step has not seen every row once."""
-    x, y = model.make_batch(size=sum(partial_sizes(replicas)))
+    rows = sum(partial_sizes(replicas))
+    x, y = map(jnp.asarray, model.make_batch(size=rows))
     expected = model.losses([jnp.asarray(p) for p in model.make_parameters()], x, y)
     found = sum(np.asarray(part).sum() for part in jax.tree.leaves(losses))
     total = float(expected.sum()) / model.batch_size

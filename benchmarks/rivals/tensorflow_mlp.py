@@ -4,12 +4,16 @@ Run by `steps.py`, with an interpreter that has TensorFlow:
 `tensorflow_mlp.py 784-128-128-10 BATCH REPLICAS ROUNDS`. Prints {"ms": milliseconds}.
 """
 
+# pyright: reportMissingImports=false, reportMissingModuleSource=false
+
 from __future__ import annotations
 
 import json
 import statistics
 import sys
 import time
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -62,7 +66,9 @@ def main() -> None:
     print(json.dumps({"ms": measure(lambda: step(*inputs), strategy, rounds)}))
 
 
-def measure(step: object, strategy: tf.distribute.Strategy, rounds: int) -> float:
+def measure(
+    step: Callable[[], Any], strategy: tf.distribute.Strategy, rounds: int
+) -> float:
     """The median over rounds of milliseconds a step."""
 
     def run(count: int) -> float:

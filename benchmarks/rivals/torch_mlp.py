@@ -5,6 +5,8 @@ Run by `steps.py`, with an interpreter that has PyTorch:
 NCCL on GPUs and over Gloo on the loopback elsewhere. Prints {"ms": milliseconds}.
 """
 
+# pyright: reportMissingImports=false, reportMissingModuleSource=false
+
 from __future__ import annotations
 
 import json

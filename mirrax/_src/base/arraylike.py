@@ -18,6 +18,9 @@ class ArrayLike:
     """
 
     is_variable = False
+    __array_priority__ = (
+        100  # so that NumPy arrays on the left leave the operator to us
+    )
 
     __slots__ = ()
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.core
 from jax._src import array as _array
+from jax._src import config as _config
 from jax._src import core as _core
 from jax._src import xla_bridge as _xla_bridge
 from jax.extend import core as _extend_core
@@ -51,16 +52,48 @@ def wrap_cpu_start(
     )
 
 
+def is_staging() -> bool:
+    """Whether the innermost trace of this thread makes a program (jit, scan, ...).
+
+    Such a trace may be cached by JAX and not run again; `grad` and `vmap` alone are not.
+    """
+    return type(_core.trace_ctx.trace).__name__ == "DynamicJaxprTrace"
+
+
+def thread_settings() -> Callable[[], None]:
+    """Carries this thread's JAX settings (`with jax.enable_x64(): ...`) to another one.
+
+    Returns the function to call there; the thread must not be used for anything else.
+    """
+    holders: dict[str, Any] = dict(_config.config._value_holders)
+    flags = [holders[name] for name in _config.config._contextmanager_flags]
+    local = [(flag, flag.get_local()) for flag in flags if hasattr(flag, "get_local")]
+    changed = [(f, v) for f, v in local if v is not _config.config_ext.unset]
+
+    def apply() -> None:
+        for flag, value in changed:
+            flag.set_local(value)
+
+    return apply
+
+
+# Entering a new value makes JAX's trace caches miss, which would otherwise keep what a
+# function read from a variable when it was first traced.
+fresh_traces = jax.make_user_context(None)
+
+
 def uncommitted(array: jax.Array) -> jax.Array:
     """A single-device array that JAX may move: it mixes with arrays on other devices.
 
     Shares the buffer. Arrays that users get from single replicas are like this, so that
     summing them, or using a reduced value in a replica, just works.
     """
+    if not isinstance(array, _array.ArrayImpl):
+        return array  # a typed random key, say
     return _array.ArrayImpl(
         array.aval,
         array.sharding,
-        [array],  # pyright: ignore[reportArgumentType]
+        [array],
         committed=False,
         _skip_checks=True,
     )
@@ -74,6 +107,14 @@ def trace_state() -> object:
 def in_trace() -> bool:
     """Whether this thread is inside a JAX transformation (jit, grad, vmap, ...)."""
     return not _core.trace_state_clean()
+
+
+def with_inputs(closed: ClosedJaxpr, inputs: Sequence[Any]) -> ClosedJaxpr:
+    """`closed` with fewer inputs: those it does not use are left out."""
+    jaxpr = closed.jaxpr.replace(
+        invars=list(inputs), debug_info=closed.jaxpr.debug_info.with_unknown_names()
+    )
+    return ClosedJaxpr(jaxpr, closed.consts)
 
 
 def sub_program(

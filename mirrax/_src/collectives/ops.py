@@ -193,9 +193,16 @@ class GatherProgram:
     axis: int
 
     def __call__(self, arrays: list[jax.Array]) -> list[jax.Array]:
-        return [
-            lax.all_gather(a, AXIS_NAME, axis=self.axis, tiled=True) for a in arrays
-        ]
+        return [self._gather(a) for a in arrays]
+
+    def _gather(self, array: jax.Array) -> jax.Array:
+        if array.size == 0:  # XLA does not gather nothing
+            count = lax.axis_size(AXIS_NAME)
+            shape = [
+                n * count if i == self.axis else n for i, n in enumerate(array.shape)
+            ]
+            return jnp.zeros(shape, array.dtype)
+        return lax.all_gather(array, AXIS_NAME, axis=self.axis, tiled=True)
 
 
 def _reduce_all(

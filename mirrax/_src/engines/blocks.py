@@ -7,8 +7,9 @@ replicas, or branches on an array's value) runs as plain Python too.
 
 from __future__ import annotations
 
+import weakref
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -21,19 +22,13 @@ from mirrax._src.engines.program import Staged
 from mirrax._src.engines.signature import Signature, sort_arguments
 from mirrax._src.engines.staging import stage_call
 from mirrax._src.state.frame import RunEagerly
+from mirrax._src.state.variable import Variable
 
 _MOST_BLOCKS = 512
 _MOST_FOR_ONE_CODE = 32
 _blocks: dict[Any, Block | None] = {}
 _made: Counter[Any] = Counter()
 _run_eagerly = False
-
-_NEEDS_VALUES = (
-    jax.errors.ConcretizationTypeError,
-    jax.errors.TracerArrayConversionError,
-    jax.errors.NonConcreteBooleanIndexError,
-    RunEagerly,
-)
 
 
 def run_functions_eagerly(run_eagerly: bool) -> None:
@@ -52,22 +47,27 @@ def functions_run_eagerly() -> bool:
 
 
 class Block:
-    """A compiled part: reads and writes the copies of the replica that calls it."""
+    """A compiled part: reads and writes the copies of the replica that calls it.
+
+    It holds its variables weakly, for it may be kept longer than they live.
+    """
 
     def __init__(self, staged: Staged) -> None:
-        self._staged = staged
-        self._reads = list(staged.reads)
-        self._jitted = jax.jit(self._pure)
-
-    def _pure(self, values: list[jax.Array], arrays: list[Any]) -> Any:
-        return self._staged.apply(dict(zip(self._reads, values)), arrays)
+        self._reads = [weakref.ref(v) for v in staged.reads]
+        self._writes = [weakref.ref(v) for v in staged.writes]
+        self._result = staged.result
+        self._jitted = jax.jit(staged.apply)
 
     def __call__(self, arrays: list[Any]) -> PyTree:
-        values = [v.concrete(is_local=True) for v in self._reads]
+        values = [v.concrete(is_local=True) for v in _alive(self._reads)]
         results, written = self._jitted(values, arrays)
-        for variable, value in zip(self._staged.writes, written):
+        for variable, value in zip(_alive(self._writes), written):
             variable.store_local(value)
-        return self._staged.result(results)
+        return self._result(results, arrays)
+
+
+def _alive(references: Sequence[weakref.ref[Variable]]) -> list[Variable]:
+    return [v for v in (reference() for reference in references) if v is not None]
 
 
 def run_block(
@@ -113,7 +113,8 @@ def _make_block(
 
     try:
         return Block(stage_call(call, signature, arrays, None, is_local=True))
-    except _NEEDS_VALUES:
+    except (Exception, RunEagerly):
+        # It needs real values, or is wrong: as plain Python it works, or says why not.
         return None
 
 

@@ -10,6 +10,7 @@ import jax
 
 from mirrax._src.base import context
 from mirrax._src.base.context import Context
+from mirrax._src.base.jax_compat import thread_settings
 from mirrax._src.base.values import (
     Mirrored,
     PerReplica,
@@ -53,12 +54,14 @@ def run_eagerly(
             return fn(*own_args, **own_kwargs)
 
     meeting = Meeting(strategy.describe_replica)
+    apply_settings = thread_settings()
     shared: dict[int, tuple[Any, Mirrored]] = {}
 
     def body(local_index: int) -> Callable[[], PyTree]:
         replica = EagerReplicaContext(strategy, local_index, meeting, caller, shared)
 
         def run() -> PyTree:
+            apply_settings()
             own_args, own_kwargs = localize(local_index)
             here = replace(caller, replica=replica)
             with (

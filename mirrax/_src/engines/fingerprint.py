@@ -11,7 +11,7 @@ import functools
 import random
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,12 +23,24 @@ from mirrax._src.base.values import PyTree, is_distributed, is_leaf
 from mirrax._src.engines.signature import Static
 from mirrax._src.state.variable import Variable
 
-_PLAIN = (int, float, complex, bool, str, bytes, type(None), types.EllipsisType, slice)
-_FIXED = (types.ModuleType, type, types.BuiltinFunctionType, np.ufunc, np.dtype)
-_LIBRARIES = {"jax", "jaxlib", "numpy", "flax", "optax", "mirrax", "builtins", "math"}
+_PLAIN = (int, complex, bool, str, bytes, type(None), types.EllipsisType, slice)
+_LIBRARIES = {"jax", "jaxlib", "numpy", "flax", "optax", "mirrax", "einops", "chex"}
+# Whose callable objects are functions, too: what `jax.jit` or `mx.function` return.
+_TRANSFORMING = {"jax", "jaxlib", "mirrax"}
 _MOST_OBJECTS = 2000
 # Names of things that a compiled function would do once instead of every time.
-_EFFECTS = {"print", "breakpoint", "set_trace", "input", "open", "next", "time"}
+_EFFECTS = {
+    "print",
+    "breakpoint",
+    "set_trace",
+    "input",
+    "open",
+    "next",
+    "time",
+    "environ",
+    "getenv",
+}
+_GROWS = {"append", "extend", "insert", "update", "setdefault", "pop", "add", "clear"}
 
 
 class _Unknown(Exception):
@@ -63,7 +75,11 @@ def lift(fn: Callable[..., PyTree], *, exactly: bool = True) -> Lifted | None:
     arrays: list[Any] = []
     try:
         key = _Describer(exactly).function(fn, arrays)
-    except _Unknown:
+    except (
+        _Unknown,
+        TypeError,
+        ValueError,
+    ):  # the latter: a dict that cannot be sorted
         return None
     return Lifted(key, tuple(arrays), lambda new: _with_cells(fn, iter(new)))
 
@@ -77,39 +93,46 @@ class _Describer:
 
     def function(self, fn: types.FunctionType, arrays: list[Any] | None) -> Any:
         """A key for `fn`; arrays it closes over are put into `arrays`."""
-        if self._exactly and _has_effects(fn.__code__, _stateful_modules(fn)):
+        names = _names(fn.__code__)
+        if self._exactly and _has_effects(fn):
             raise _Unknown
         cells = []
         for cell in fn.__closure__ or ():
             try:
-                cells.append(self.value(cell.cell_contents, arrays))
+                contents = cell.cell_contents
             except ValueError:
                 cells.append("empty")
-        defaults = self.value((fn.__defaults__, fn.__kwdefaults__), None)
-        used = _names(fn.__code__) if self._exactly else ()
+                continue
+            cells.append(self.value(contents, arrays, names))
+        defaults = self.value((fn.__defaults__, fn.__kwdefaults__), None, names)
         reached = [
-            (name, self.value(fn.__globals__[name], None))
-            for name in used
+            (name, self.value(fn.__globals__[name], None, names))
+            for name in (names if self._exactly else ())
             if name in fn.__globals__
         ]
-        return (fn.__code__, tuple(cells), defaults, tuple(reached))
+        own = self.value(dict(vars(fn)), None, names) if self._exactly else None
+        return (fn.__code__, tuple(cells), defaults, tuple(reached), own)
 
-    def value(self, value: Any, arrays: list[Any] | None) -> Any:
-        """A key for `value`; arrays are put into `arrays`, or stand for themselves."""
-        if isinstance(value, jax.Array | np.ndarray | np.generic):
-            if arrays is not None and not isinstance(value, Tracer):
+    def value(self, value: Any, arrays: list[Any] | None, names: Sequence[str]) -> Any:
+        """A key for `value`, of which a function uses the attributes `names`.
+
+        Arrays and floats are put into `arrays`; without it they stand for themselves.
+        """
+        if _is_lifted(value):
+            if arrays is not None:
                 arrays.append(value)
                 return "array"
-            if (
-                self._exactly
-                and isinstance(value, np.ndarray)
-                and value.flags.writeable
-            ):
+            is_mutable = isinstance(value, np.ndarray) and value.flags.writeable
+            if self._exactly and is_mutable:
                 raise _Unknown
-            return Static(value)
+            return value if isinstance(value, float) else Static(value)
         if isinstance(value, _PLAIN):
             return (type(value), repr(value) if isinstance(value, slice) else value)
-        if isinstance(value, (*_FIXED, Variable)) or _is_library_callable(value):
+        if isinstance(value, Variable):
+            return ("variable", value.number)
+        if isinstance(value, types.ModuleType | type):
+            return self._namespace(value, names)
+        if _is_fixed(value):
             return Static(value)
         if id(value) in self._seen:
             return ("again", self._seen[id(value)])
@@ -118,22 +141,44 @@ class _Describer:
         leaves, tree = jax.tree.flatten(value, is_leaf=is_leaf)
         if len(leaves) == 1 and leaves[0] is value:
             return self._object(value)
-        return (tree, tuple(self.value(leaf, arrays) for leaf in leaves))
+        return (tree, tuple(self.value(leaf, arrays, names) for leaf in leaves))
+
+    def _namespace(self, value: Any, names: Sequence[str]) -> Any:
+        """A module or class: what the function may look up in one of the user's."""
+        if not self._exactly or not _is_users(value):
+            return Static(value)
+        inside = [(name, vars(value)[name]) for name in names if name in vars(value)]
+        return self._once(
+            value,
+            lambda: tuple(
+                (name, self.value(item, None, names))
+                for name, item in inside
+                if not isinstance(item, property | classmethod | staticmethod)
+            ),
+        )
 
     def _object(self, value: Any) -> Any:
         """An object of the user's: as it is now, attribute by attribute."""
         if not self._exactly:
             return Static(value)
-        is_users = type(value).__module__.split(".")[0] not in sys.stdlib_module_names
-        is_users = is_users or type(value).__module__ == "__main__"
-        if is_distributed(value) or not is_users or not hasattr(value, "__dict__"):
+        is_container = isinstance(value, dict | list | tuple | set | types.MethodType)
+        if is_distributed(value) or is_container or not _is_users(type(value)):
             raise _Unknown
-        for name, method in vars(type(value)).items():
-            if isinstance(method, types.FunctionType) and name != "__init__":
-                if _has_effects(method.__code__, _stateful_modules(method)):
-                    raise _Unknown
-        attributes = dict(vars(value))
-        return (Static(value), self._once(value, lambda: self.value(attributes, None)))
+        if not hasattr(value, "__dict__"):
+            raise _Unknown
+
+        def describe() -> Any:
+            methods = [
+                self.value(getattr(item, "fget", item), None, ())
+                for cls in type(value).__mro__
+                if _is_users(cls)
+                for name, item in vars(cls).items()
+                if isinstance(item, types.FunctionType | property)
+                and name != "__init__"
+            ]
+            return (self.value(dict(vars(value)), None, ()), tuple(methods))
+
+        return (Static(value), self._once(value, describe))
 
     def _once(self, value: Any, describe: Callable[[], Any]) -> Any:
         if len(self._seen) > _MOST_OBJECTS:
@@ -151,29 +196,60 @@ def _names(code: types.CodeType) -> tuple[str, ...]:
     return tuple(dict.fromkeys([*code.co_names, *inner]))
 
 
+def _has_effects(fn: types.FunctionType) -> bool:
+    """Whether `fn` may do more than compute its result, as far as its text tells."""
+    names = _names(fn.__code__)
+    reached = [fn.__globals__.get(name) for name in names]
+    is_random = any(module is np or module is random for module in reached)
+    if is_random and "random" in names:
+        return True
+    return any(name in _EFFECTS for name in names) or _changes_things(fn.__code__)
+
+
 @functools.lru_cache(maxsize=4096)
-def _has_effects(code: types.CodeType, has_stateful_random: bool) -> bool:
-    """Whether `code` may do more than compute its result, as far as its text tells."""
-    if has_stateful_random and "random" in _names(code):
-        return True
-    if any(name in _EFFECTS for name in _names(code)):
-        return True
+def _changes_things(code: types.CodeType) -> bool:
+    """Whether `code` assigns to what is not its own, or lets something grow that is not."""
+    before = None
+    for op in dis.get_instructions(code):
+        if op.opname in ("STORE_GLOBAL", "STORE_ATTR", "DELETE_ATTR"):
+            return True
+        if op.opname == "STORE_DEREF" and op.argval in code.co_freevars:
+            return True
+        is_local = before is not None and before.opname.startswith("LOAD_FAST")
+        if op.argval in _GROWS and not is_local:
+            return True
+        before = op
     return any(
-        op.opname in ("STORE_GLOBAL", "STORE_ATTR", "DELETE_ATTR")
-        or (op.opname == "STORE_DEREF" and op.argval in code.co_freevars)
-        for op in dis.get_instructions(code)
+        _changes_things(c) for c in code.co_consts if isinstance(c, types.CodeType)
     )
 
 
-def _stateful_modules(fn: types.FunctionType) -> bool:
-    """Whether `fn` can reach random numbers that change a hidden state."""
-    reached = [fn.__globals__.get(name) for name in _names(fn.__code__)]
-    return any(module is np or module is random for module in reached)
+def _is_lifted(value: Any) -> bool:
+    """Whether `value` becomes an argument of the compiled form."""
+    is_array = isinstance(value, jax.Array | np.ndarray | np.generic)
+    return isinstance(value, float) or (is_array and not isinstance(value, Tracer))
 
 
-def _is_library_callable(value: Any) -> bool:
+def _is_users(value: Any) -> bool:
+    """Whether a class or module is neither a library's nor of Python itself."""
+    home = value.__name__ if isinstance(value, types.ModuleType) else value.__module__
+    root = home.split(".")[0]
+    return root == "__main__" or not (
+        root in _LIBRARIES or root in sys.stdlib_module_names
+    )
+
+
+def _is_fixed(value: Any) -> bool:
+    """Whether `value` is a function of a library, which does not change."""
+    if isinstance(value, types.BuiltinFunctionType):
+        return isinstance(value.__self__, types.ModuleType | None)
+    if isinstance(value, np.ufunc | np.dtype | Tracer):
+        return True
+    is_function = isinstance(value, types.FunctionType) or (
+        callable(value) and type(value).__module__.split(".")[0] in _TRANSFORMING
+    )
     home = getattr(value, "__module__", None) or type(value).__module__
-    return callable(value) and home.split(".")[0] in _LIBRARIES
+    return is_function and home.split(".")[0] in _LIBRARIES
 
 
 def _with_cells(fn: types.FunctionType, arrays: Any) -> Callable[..., PyTree]:
@@ -193,15 +269,11 @@ def _with_cells(fn: types.FunctionType, arrays: Any) -> Callable[..., PyTree]:
 
 
 def _with_arrays(value: Any, arrays: Any) -> Any:
-    if isinstance(value, jax.Array | np.ndarray | np.generic):
-        return value if isinstance(value, Tracer) else next(arrays)
-    if isinstance(value, (*_PLAIN, *_FIXED, Variable, types.FunctionType)):
-        return value
-    if _is_library_callable(value):
+    if _is_lifted(value):
+        return next(arrays)
+    if isinstance(value, _PLAIN) or _is_fixed(value):
         return value
     leaves, tree = jax.tree.flatten(value, is_leaf=is_leaf)
-    if not any(
-        isinstance(leaf, jax.Array | np.ndarray | np.generic) for leaf in leaves
-    ):
+    if not any(map(_is_lifted, leaves)):
         return value
     return jax.tree.unflatten(tree, [_with_arrays(leaf, arrays) for leaf in leaves])

@@ -111,7 +111,7 @@ class Function:
         self._last: dict[Any, Program] = {}
         self._last_key: Any = None
         self._inner: dict[Any, Function] = {}
-        self._uneven: dict[Any, Any] = {}
+        self.cuts: dict[Any, list[Any]] = {}  # for uneven batches
 
     def __repr__(self) -> str:
         return f"<mx.function {getattr(self.fn, '__qualname__', self.fn)}>"
@@ -126,7 +126,12 @@ class Function:
         if here.frame is not None or in_trace() or functions_run_eagerly():
             return self.fn(*args, **kwargs)
         if here.replica is not None and here.strategy.num_replicas_in_sync > 1:
-            return run_block(lambda fn: fn, self.fn, "function", args, kwargs)
+            args, kwargs = (
+                self._freeze(args, kwargs) if self._static else (args, kwargs)
+            )
+            return run_block(
+                self._thawing, self.fn, ("function", id(self)), args, kwargs
+            )
         if any(map(_is_data, jax.tree.leaves((args, kwargs), is_leaf=is_leaf))):
             return self._call_on_host(args, kwargs)
         mesh = mesh_of_arguments(args, kwargs) or here.strategy.replica_mesh
@@ -138,6 +143,7 @@ class Function:
                 lambda signature, arrays: stage_call(
                     self._thawing_fn(), signature, arrays, mesh
                 ),
+                (here.strategy, mesh),
             )
         except (RunEagerly, UnevenError):
             return self._call_on_host(args, kwargs)
@@ -154,7 +160,9 @@ class Function:
                 strategy.replica_mesh,
                 args,
                 kwargs,
-                lambda signature, arrays: stage_run(strategy, fn, signature, arrays),
+                lambda signature, arrays: stage_run(
+                    strategy, fn, signature, arrays, may_forward=not self._donate
+                ),
                 strategy,
             )
         except UnevenError:
@@ -195,23 +203,23 @@ class Function:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         stage: Callable[[Signature, list[Any]], Staged],
-        strategy: Any = None,
+        place: Any,
     ) -> PyTree:
         if self._static:
             args, kwargs = self._freeze(args, kwargs)
         signature, arrays = sort_arguments(args, kwargs, mesh)
-        last = self._last.get(strategy)
+        last = self._last.get(place)
         if last is not None and last.signature == signature:
             # JAX itself finds out whether shapes have changed: it then traces again.
             try:
                 return last(arrays)
             except SignatureChanged:
                 pass
-        key = (strategy, signature, tuple(map(jax.typeof, arrays)))
+        key = (place, signature, tuple(map(jax.typeof, arrays)))
         candidates = self._programs.setdefault(key, [])
         for program in candidates:
             if program is not last and program.layouts_match():
-                self._last[strategy] = program
+                self._last[place] = program
                 try:
                     return program(arrays)
                 except SignatureChanged:
@@ -220,7 +228,7 @@ class Function:
         program = Program(stage(signature, arrays), self._donated_leaves(signature))
         self.note_trace(key)
         candidates.append(program)
-        self._last[strategy] = program
+        self._last[place] = program
         return program(arrays)
 
     def _donated_leaves(self, signature: Signature) -> list[bool]:
@@ -239,10 +247,6 @@ class Function:
             if not isinstance(kind, Static)
         ]
 
-    def uneven_traces(self) -> dict[Any, Any]:
-        """Where the traces for uneven batches are kept."""
-        return self._uneven
-
     # Static arguments ------------------------------------------------------------------
 
     def _freeze(
@@ -257,15 +261,20 @@ class Function:
 
     def _thawing_fn(self) -> Callable[..., Any]:
         """`fn`, taking frozen arguments."""
-        if not self._static:
-            return self.fn
+        return self._thawing(self.fn)
 
-        @functools.wraps(self.fn)
+    def _thawing(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+        if not self._static:
+            return fn
+
+        @functools.wraps(fn)
         def thaw(*args: Any, **kwargs: Any) -> PyTree:
             args, kwargs = jax.tree.map(
-                lambda x: x.value if isinstance(x, Frozen) else x, (args, kwargs)
+                lambda x: x.value if isinstance(x, Frozen) else x,
+                (args, kwargs),
+                is_leaf=is_leaf,
             )
-            return self.fn(*args, **kwargs)
+            return fn(*args, **kwargs)
 
         return thaw
 
@@ -295,7 +304,7 @@ def _is_data(leaf: Any) -> bool:
 
 
 def _explain_change(old: Any, new: Any) -> str:
-    if old is None or old[0] is not new[0]:
+    if old is None or old[0] != new[0]:
         return "it runs under another strategy"
     signature, avals = new[1:]
     if old[1].tree != signature.tree:

@@ -91,6 +91,7 @@ def _differentiate(
 ) -> tuple[Any, PyTree]:
     outer = context.current()
     written: list[Variable] = []
+    deferred: list[tuple[Variable, Any]] = []
 
     def pure(values: list[jax.Array]) -> tuple[jax.Array, Any]:
         frame = Frame(
@@ -101,16 +102,22 @@ def _differentiate(
             is_staged=outer.frame.is_staged if outer.frame else False,
             parent=outer.frame,
         )
-        with context.changed(frame=frame):
+        with frame, context.changed(frame=frame):
             result = fn(*args, **kwargs)
         value, aux = _split_result(result, has_aux)
         written[:] = frame.writes
-        return value, (aux, list(frame.writes.values()))
+        deferred[:] = [(variable, update) for variable, _, update in frame.deferred]
+        waiting = [value for _, value, _ in frame.deferred]
+        return value, (aux, list(frame.writes.values()), waiting)
 
     values = [v.read_value() for v in variables]
-    (value, (aux, writes)), gradients = jax.value_and_grad(pure, has_aux=True)(values)
+    (value, (aux, writes, waiting)), gradients = jax.value_and_grad(pure, has_aux=True)(
+        values
+    )
     for variable, new in zip(written, writes):
         variable.store_local(new)
+    for (variable, update), new in zip(deferred, waiting):
+        variable.assign_with(new, update)
     return ((value, aux) if has_aux else value), jax.tree.unflatten(tree, gradients)
 
 

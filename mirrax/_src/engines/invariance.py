@@ -48,17 +48,29 @@ def contains_collective(eqn: Any) -> bool:
     )
 
 
-def invariant_outputs(jaxpr: Jaxpr, inputs: Sequence[bool]) -> list[bool]:
-    """For each output of `jaxpr` whether all replicas compute the same, given the inputs."""
+def invariant_outputs(
+    jaxpr: Jaxpr, inputs: Sequence[bool], is_common: Sequence[bool] | None = None
+) -> list[bool]:
+    """For each output of `jaxpr` whether all replicas compute the same.
+
+    Args:
+        jaxpr: One replica's program.
+        inputs: For each input whether it is the same on all replicas.
+        is_common: For each equation whether all replicas have it, if their programs
+            differ.
+    """
     known: dict[Any, bool] = dict(zip(jaxpr.invars, inputs))
-    known.update((var, True) for var in jaxpr.constvars)
+    known.update((var, is_common is None) for var in jaxpr.constvars)
 
     def same(atom: Any) -> bool:
         return isinstance(atom, Literal) or known.get(atom, False)
 
-    for eqn in jaxpr.eqns:
+    for i, eqn in enumerate(jaxpr.eqns):
         ins = [same(atom) for atom in eqn.invars]
-        known.update(zip(eqn.outvars, _invariant_results(eqn, ins)))
+        results = _invariant_results(eqn, ins)
+        if is_common is not None and not is_common[i] and not is_collective(eqn):
+            results = [False] * len(results)
+        known.update(zip(eqn.outvars, results))
     return [same(atom) for atom in jaxpr.outvars]
 
 
@@ -66,10 +78,8 @@ def _invariant_results(eqn: Any, ins: list[bool]) -> list[bool]:
     name = eqn.primitive.name
     count = len(eqn.outvars)
     if is_collective(eqn):
-        groups = eqn.params.get("axis_index_groups")
-        return [
-            name in COMBINING and groups is None or all(ins) and name in COMBINING
-        ] * count
+        is_whole = eqn.params.get("axis_index_groups") is None
+        return [name in COMBINING and is_whole] * count
     if name == "optimization_barrier":
         return ins
     if eqn.params.get("name") == MARK:
@@ -87,19 +97,17 @@ def _invariant_results(eqn: Any, ins: list[bool]) -> list[bool]:
         inner = getattr(inner, "jaxpr", inner)
         if len(inner.invars) == len(ins):
             return invariant_outputs(inner, ins)
-    if not all(ins) or eqn.effects or "callback" in name:
-        return [False] * count
-    separating = any(
-        contains_separating(e) for jaxpr in sub_jaxprs(eqn) for e in jaxpr.eqns
-    )
-    return [not separating] * count
+    return [all(ins) and not _separates(eqn)] * count
 
 
-def contains_separating(eqn: Any) -> bool:
-    """Whether `eqn` gives each replica something of its own, here or inside."""
-    if is_collective(eqn) and eqn.primitive.name in SEPARATING:
+def _separates(eqn: Any) -> bool:
+    """Whether `eqn` may give each replica something of its own, here or inside."""
+    if eqn.effects or "callback" in eqn.primitive.name:
         return True
-    return any(contains_separating(e) for jaxpr in sub_jaxprs(eqn) for e in jaxpr.eqns)
+    if is_collective(eqn):
+        is_whole = eqn.params.get("axis_index_groups") is None
+        return eqn.primitive.name in SEPARATING or not is_whole
+    return any(_separates(e) for jaxpr in sub_jaxprs(eqn) for e in jaxpr.eqns)
 
 
 def _axes(eqn: Any) -> tuple[Any, ...]:

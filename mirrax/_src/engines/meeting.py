@@ -76,6 +76,8 @@ class _Replica:
 
     def meet(self, request: Request) -> Any:
         """Called on the replica's thread: waits until the request is answered."""
+        if self._abandoned:  # a `finally` of the unwinding replica asks again
+            raise _Abandoned
         self.request = request
         self._rejoin.release()
         self._go.acquire()

@@ -15,9 +15,10 @@ import jax.numpy as jnp
 
 from mirrax._src.base.logical import after_launch, launching
 from mirrax._src.base.mesh import ReplicaMesh
-from mirrax._src.base.values import PerReplica, PyTree
+from mirrax._src.base.values import PyTree
 from mirrax._src.engines.signature import SAME, Kind, Signature, placed
 from mirrax._src.engines.spmd import layout_in, stored_form
+from mirrax._src.state.distributed import DistributedVariable
 from mirrax._src.state.variable import Variable, shared
 
 
@@ -33,23 +34,22 @@ class Staged:
         signature: What it was traced for.
         reads: The variables it reads, with how they lie on the mesh.
         writes: The variables it writes, with how they lie on the mesh afterwards.
-        apply: From variables' arrays and argument arrays to result arrays and the new
-            arrays of `writes`.
-        result: From result arrays to what the function returns.
-        mesh: Where argument arrays have to be, if the call could not tell.
-        forwarded: The variables that may share an array with the caller after a call.
+        apply: From the arrays of `reads` and of the arguments to those of the result and
+            the new ones of `writes`.
+        result: From the arrays of the result and of the arguments to what is returned.
+        mesh: Where the program runs, if on several devices.
+        forwarded: The variables whose array somebody else may hold after a call.
     """
 
     signature: Signature
     reads: Mapping[Variable, Kind]
     writes: Mapping[Variable, Kind]
     apply: Callable[
-        [Mapping[Variable, jax.Array], Sequence[Any]],
-        tuple[list[jax.Array], list[jax.Array]],
+        [Sequence[jax.Array], Sequence[Any]], tuple[list[jax.Array], list[jax.Array]]
     ]
-    result: Callable[[Sequence[jax.Array]], PyTree]
+    result: Callable[[Sequence[jax.Array], Sequence[Any]], PyTree]
+    mesh: ReplicaMesh | None
     forwarded: frozenset[Variable]
-    mesh: ReplicaMesh | None = None
 
 
 class Program:
@@ -63,12 +63,16 @@ class Program:
         self._reused = [v for v in staged.reads if v in staged.writes]
         self._kept = [v for v in staged.reads if v not in staged.writes]
         self._written = list(staged.writes)
-        self._split = [
-            (v, kind) for v, kind in staged.writes.items() if kind is not SAME
-        ]
-        self._reads_split = any(kind is not SAME for kind in staged.reads.values())
+        # What needs more than taking the stored array and storing the new one.
+        every = {**staged.reads, **staged.writes}
+        self._is_plain = all(
+            kind is SAME and isinstance(v, DistributedVariable)
+            for v, kind in every.items()
+        )
         self._sealed = False
-        self._jitted = jax.jit(self._pure, donate_argnums=(0, 1))
+        # With `jax_debug_nans` JAX runs a failed step again, on the same arguments.
+        debug = jax.config.jax_debug_nans  # pyright: ignore[reportAttributeAccessIssue]
+        self._jitted = jax.jit(self._pure, donate_argnums=() if debug else (0, 1))
 
     def layouts_match(self) -> bool:
         """Whether the variables lie on the mesh as they did when this was traced."""
@@ -77,42 +81,86 @@ class Program:
         )
 
     def __call__(self, arrays: list[Any]) -> PyTree:
-        if shared:
-            self._unshare()
-        if self._staged.mesh is not None:
-            arrays = [placed(array, self._staged.mesh) for array in arrays]
-        reused = [v.stored for v in self._reused]
-        kept = [v.stored for v in self._kept]
-        if self._reads_split:
-            reused, kept = self._arrays_of(self._reused), self._arrays_of(self._kept)
-        donated: list[Any] = []
-        if True in self._donated:
-            donated = [a for a, d in zip(arrays, self._donated) if d]
-            arrays = [a for a, d in zip(arrays, self._donated) if not d]
+        # One at a time: a second thread must not take arrays that are being donated.
         with launching:
-            results, written = self._jitted(reused, donated, kept, arrays)
+            if shared:
+                self._unshare()
+            results, written = self._launch(*self._inputs(arrays))
+            self._store(written)
         after_launch(written or results)
+        return self._staged.result(results, arrays)
+
+    def _inputs(self, arrays: Sequence[Any]) -> tuple[list[Any], ...]:
+        """The four lists of arrays that the compiled function takes."""
+        if self._is_plain:
+            reused, kept = (
+                [v.stored for v in self._reused],
+                [v.stored for v in self._kept],
+            )
+        else:
+            reused, kept = self._arrays_of(self._reused), self._arrays_of(self._kept)
+        given = arrays
+        if self._staged.mesh is not None:
+            given = [placed(array, self._staged.mesh) for array in arrays]
+        if True not in self._donated:
+            return reused, [], kept, list(given)
+        donated = [a for a, d in zip(given, self._donated) if d]
+        if len({id(a) for a in donated}) < len(donated):
+            raise ValueError(
+                "An array is donated twice: it stands at two places of the arguments that "
+                "`donate_argnums` names. Copy it first, `jnp.copy(x)`."
+            )
+        return reused, donated, kept, [a for a, d in zip(given, self._donated) if not d]
+
+    def _launch(
+        self, reused: list[Any], donated: list[Any], kept: list[Any], arrays: list[Any]
+    ) -> tuple[list[jax.Array], list[jax.Array]]:
+        try:
+            outs = self._jitted(reused, donated, kept, arrays)
+        except Exception as error:
+            self._explain(error, reused, [*donated, *arrays])
+            raise
         self._sealed = True
-        for variable, value in zip(self._written, written):
-            variable.stored = value
-        for variable, kind in self._split:
-            variable.stored = stored_form(variable, variable.stored, kind)
+        return outs
+
+    def _explain(
+        self, error: Exception, reused: Sequence[Any], arrays: Sequence[Any]
+    ) -> None:
+        """Says what has been lost, where a step failed after it had begun."""
+        lost = [v.name for v, a in zip(self._reused, reused) if _is_deleted(a)]
+        if lost:
+            error.add_note(
+                f"The step failed while it updated variables in place: {', '.join(lost)} "
+                "have lost their values. Assign them again, or restore a checkpoint."
+            )
+        elif any(map(_is_deleted, arrays)):
+            error.add_note(
+                "An argument had been donated to an earlier call (`donate_argnums`), whose "
+                "results took over its memory. Use what that call returned."
+            )
+
+    def _store(self, written: Sequence[jax.Array]) -> None:
+        if self._is_plain:
+            for variable, value in zip(self._written, written):
+                variable.stored = value
+        else:
+            for (variable, kind), value in zip(self._staged.writes.items(), written):
+                variable.stored = stored_form(variable, value, kind)
         if self._staged.forwarded:
             shared.update(v.number for v in self._staged.forwarded)
-        return self._staged.result(results)
 
     def _arrays_of(self, variables: Sequence[Variable]) -> list[jax.Array]:
-        return [layout_in(v, v.stored)[1] for v in variables]
+        arrays = [layout_in(v, v.stored)[1] for v in variables]
+        if self._staged.mesh is None:
+            return arrays
+        # An ordinary variable may have been left on the devices of another strategy.
+        return [placed(array, self._staged.mesh) for array in arrays]
 
     def _unshare(self) -> None:
         """Gives each variable that will be donated an array of its own."""
         for variable in [v for v in self._reused if v.number in shared]:
-            if isinstance(variable.stored, PerReplica):
-                variable.stored = PerReplica(
-                    [jnp.copy(x) for x in variable.stored.values]
-                )
-            else:
-                variable.stored = jnp.copy(variable.stored)
+            kind, array = layout_in(variable, variable.stored)
+            variable.stored = stored_form(variable, jnp.copy(array), kind)
             shared.discard(variable.number)
 
     def _pure(
@@ -121,19 +169,18 @@ class Program:
         if self._sealed:
             raise SignatureChanged
         values = dict(zip(self._reused + self._kept, reused + kept))
-        # In the order of `reads`, which is the order the program was traced in.
-        values = {v: values[v] for v in self._staged.reads}
         rest, given = iter(arrays), iter(donated)
         every = [next(given) if d else next(rest) for d in self._donated]
-        return self._staged.apply(values, every)
+        return self._staged.apply([values[v] for v in self._staged.reads], every)
 
     def lower(self, arrays: Sequence[Any]) -> Any:
         """JAX's lowered form, to look at what was compiled."""
-        reused, kept = self._arrays_of(self._reused), self._arrays_of(self._kept)
-        donated = [a for a, d in zip(arrays, self._donated) if d]
-        rest = [a for a, d in zip(arrays, self._donated) if not d]
         sealed, self._sealed = self._sealed, False
         try:
-            return self._jitted.lower(reused, donated, kept, rest)
+            return self._jitted.lower(*self._inputs(arrays))
         finally:
             self._sealed = sealed
+
+
+def _is_deleted(array: Any) -> bool:
+    return isinstance(array, jax.Array) and array.is_deleted()

@@ -107,7 +107,7 @@ class ReplicaContext:
         def pull_back(leaves: list[Any], gradients: list[Any]) -> list[Any]:
             return self.all_reduce(op, gradients, options)
 
-        reduced = self._collective("all_reduce", merge, leaves, pull_back)
+        reduced = self._collective(f"all_reduce({op.name})", merge, leaves, pull_back)
         return jax.tree.unflatten(tree, reduced)
 
     def all_gather(

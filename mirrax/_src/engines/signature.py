@@ -40,9 +40,27 @@ class Same:
 
 @dataclass(frozen=True, slots=True)
 class Frozen:
-    """An argument that the user wants as a Python value; compared by value."""
+    """An argument that the user wants as a Python value; compared by value and type."""
 
     value: Any
+
+    def __post_init__(self) -> None:
+        try:
+            hash(self.value)
+        except TypeError:
+            raise TypeError(
+                f"A static argument (`static_argnames`) must be hashable, got {self.value!r}."
+            ) from None
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, Frozen)
+            and type(self.value) is type(other.value)
+            and self.value == other.value
+        )
+
+    def __hash__(self) -> int:
+        return hash((type(self.value), self.value))
 
 
 _COMPARED = (str, bytes, bool, frozenset, type, enum.Enum, Frozen)
@@ -90,6 +108,10 @@ class Signature:
     def arrays_of(self, leaves: Iterable[Any]) -> list[Any]:
         """The leaves that are not static."""
         return [x for x, k in zip(leaves, self.kinds) if not isinstance(k, Static)]
+
+    def array_kinds(self) -> list[Kind]:
+        """The kinds of the leaves that are not static."""
+        return [kind for kind in self.kinds if not isinstance(kind, Static)]
 
     def rebuild(self, arrays: Iterable[Any]) -> PyTree:
         """The arguments, with `arrays` in the places of those that are not static."""

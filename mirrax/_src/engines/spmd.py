@@ -7,16 +7,23 @@ runs that jaxpr on every device of the mesh.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import PartitionSpec
 
 from mirrax._src.base import context
-from mirrax._src.base.jax_compat import ClosedJaxpr, Tracer, eval_jaxpr, make_jaxpr
+from mirrax._src.base.jax_compat import (
+    ClosedJaxpr,
+    Tracer,
+    eval_jaxpr,
+    make_jaxpr,
+    with_inputs,
+)
 from mirrax._src.base.mesh import AXIS_NAME, ReplicaMesh
 from mirrax._src.base.values import (
     InProgram,
@@ -37,33 +44,45 @@ from mirrax._src.engines.signature import (
     Kind,
     Signature,
     Split,
-    Static,
 )
+from mirrax._src.state.distributed import DistributedVariable
 from mirrax._src.state.frame import Frame
 from mirrax._src.state.variable import Variable
 
 
 @dataclass(frozen=True)
 class Slot:
-    """A place in a result: an array of the program, or a value known while tracing."""
+    """A place in a result.
 
-    is_array: bool
+    It is an array of the program; or an argument that comes back as it was given; or a
+    value that is known since the trace.
+    """
+
+    is_array: bool = False
+    argument: int | None = None
     static: Any = None
+
+    def known(self, arrays: Sequence[Any]) -> Any:
+        """What stands here if it is no array of the program."""
+        if self.argument is not None:
+            return first_copy(arrays[self.argument])
+        # A NumPy array can be changed by whoever gets it, so each call gives a new one.
+        is_mutable = isinstance(self.static, np.ndarray)
+        return self.static.copy() if is_mutable else self.static
 
 
 @dataclass(frozen=True)
 class ReplicaTrace:
     """A replica function as a program of one replica's arrays.
 
-    The jaxpr takes all `variables` and then the arrays of the arguments, and gives the
-    arrays of the result and then the new values of `written`.
+    The jaxpr takes the variables in `reads` and then the arrays of the arguments, and
+    gives the arrays of the result and then the new values of `written`.
     """
 
     mesh: ReplicaMesh
     closed: ClosedJaxpr
     signature: Signature
-    variables: Mapping[Variable, Kind]
-    reads: tuple[Variable, ...]
+    reads: Mapping[Variable, Kind]
     written: tuple[Variable, ...]
     created: tuple[Variable, ...]
     out_tree: Any
@@ -80,25 +99,25 @@ class ReplicaTrace:
             return SAME
         return SPLIT_SCALAR if self.closed.out_avals[i].ndim == 0 else SPLIT
 
+    @property
+    def writes(self) -> dict[Variable, Kind]:
+        """The variables that are written, with how they lie on the mesh afterwards."""
+        return {
+            v: self.out_kind(self.num_results + i) for i, v in enumerate(self.written)
+        }
+
     def bind(
-        self,
-        values: Mapping[Variable, jax.Array],
-        arrays: Sequence[Any],
-        consts: Sequence[Any],
+        self, values: Sequence[jax.Array], arrays: Sequence[Any], consts: Sequence[Any]
     ) -> tuple[list[jax.Array], list[jax.Array]]:
         """Runs the program on all devices: the arrays of the result, and what was written."""
-        in_kinds = [self.variables[v] for v in values] + [
-            kind for kind in self.signature.kinds if not isinstance(kind, Static)
-        ]
+        in_kinds = [*self.reads.values(), *self.signature.array_kinds()]
         out_kinds = [self.out_kind(i) for i in range(len(self.is_same))]
-        positions = {v: i for i, v in enumerate(self.variables)}
 
         def body(consts: Sequence[Any], inputs: Sequence[Any]) -> list[jax.Array]:
-            local = [_from_row(x, k, self.mesh) for x, k in zip(inputs, in_kinds)]
-            bound: list[Any] = [None] * len(self.variables)
-            for variable, value in zip(values, local):
-                bound[positions[variable]] = value
-            outs = eval_jaxpr(self.closed.jaxpr, consts, *bound, *local[len(values) :])
+            own = [
+                x[0] if _has_row(k, self.mesh) else x for x, k in zip(inputs, in_kinds)
+            ]
+            outs = eval_jaxpr(self.closed.jaxpr, consts, *own)
             return [
                 x[None] if k == SPLIT_SCALAR else x for x, k in zip(outs, out_kinds)
             ]
@@ -109,19 +128,19 @@ class ReplicaTrace:
             in_specs=(PartitionSpec(), [_spec(k, self.mesh) for k in in_kinds]),
             out_specs=[_spec(k, self.mesh) for k in out_kinds],
             check_vma=False,
-        )(list(consts), [*values.values(), *arrays])
+        )(list(consts), [*values, *arrays])
         return outs[: self.num_results], outs[self.num_results :]
 
-    def result(self, arrays: Sequence[jax.Array]) -> PyTree:
-        """The function's result, from the arrays that the program returned."""
-        it = iter(range(len(arrays)))
+    def result(self, results: Sequence[jax.Array], arrays: Sequence[Any]) -> PyTree:
+        """What the function returns, from the program's results and the argument arrays."""
+        numbered = iter(enumerate(results))
         leaves = [
-            self._wrap(arrays[i := next(it)], i) if slot.is_array else slot.static
+            self._wrap(*next(numbered)) if slot.is_array else slot.known(arrays)
             for slot in self.slots
         ]
         return jax.tree.unflatten(self.out_tree, leaves)
 
-    def _wrap(self, array: jax.Array, i: int) -> Any:
+    def _wrap(self, i: int, array: jax.Array) -> Any:
         return wrap_result(array, self.out_kind(i), self.mesh)
 
 
@@ -134,8 +153,18 @@ def wrap_result(array: jax.Array, kind: Kind, mesh: ReplicaMesh) -> Any:
     return Mirrored.of(array)
 
 
+def first_copy(array: Any) -> Any:
+    """A replicated array as one array on the first device; anything else as it is."""
+    if not isinstance(array, jax.Array) or isinstance(array, Tracer):
+        return array
+    is_spread = len(array.sharding.device_set) > 1 and array.is_fully_replicated
+    return copies_of(array)[0] if is_spread else array
+
+
 def stored_form(variable: Variable, array: jax.Array, kind: Kind) -> Any:
     """An array of a program as what `variable` stores."""
+    if not isinstance(variable, DistributedVariable) and variable.strategy is None:
+        return first_copy(array)
     if isinstance(kind, Split):
         return PerReplica.of(
             Stacked(array, variable.strategy.replica_mesh, kind.is_scalar)
@@ -162,6 +191,7 @@ def trace_replica(
     make_context: Callable[[Frame], context.Context],
     parent: Frame | None = None,
     is_uneven: bool = False,
+    may_forward: bool = True,
 ) -> ReplicaTrace:
     """Traces `fn` once, as every replica will run it.
 
@@ -174,6 +204,8 @@ def trace_replica(
         make_context: The context that `fn` runs in, for the frame it is traced with.
         parent: The frame of the traced code that calls `run`, if any.
         is_uneven: Whether other replicas' arguments have other shapes.
+        may_forward: Whether a plain argument that is returned comes back as it is; it
+            cannot when it is donated.
     """
     frames: list[Frame] = []
     outcome: list[Any] = []
@@ -188,11 +220,14 @@ def trace_replica(
         )
         frames.append(frame)
         args, kwargs = signature.rebuild(arrays)
-        with context.enter(make_context(frame)):
+        with frame, context.enter(make_context(frame)):
             result = fn(*args, **kwargs)
             leaves, tree = jax.tree.flatten(result, is_leaf=is_leaf)
             leaves = [_own_part(leaf) for leaf in leaves]
-        slots = tuple(_slot(leaf) for leaf in leaves)
+        kinds = signature.array_kinds()
+        given = {id(a): i for i, (a, k) in enumerate(zip(arrays, kinds)) if k == SAME}
+        given = given if may_forward else {}
+        slots = tuple(_slot(leaf, given) for leaf in leaves)
         outcome.append((tree, slots))
         return [x for x, slot in zip(leaves, slots) if slot.is_array] + list(
             frame.writes.values()
@@ -203,29 +238,38 @@ def trace_replica(
         body, (AXIS_NAME, strategy.replica_mesh.size), (values, list(avals))
     )
     frame, (out_tree, slots) = frames[-1], outcome[-1]
-    dynamic = [k for k in signature.kinds if not isinstance(k, Static)]
-    inputs = [not isinstance(k, Split) for k in [*variables.values(), *dynamic]]
+    closed = only_reads(closed, variables, frame)
+    reads = {v: kind for v, kind in variables.items() if v in frame.reads}
+    kinds = [*reads.values(), *signature.array_kinds()]
+    is_same = [not isinstance(kind, Split) for kind in kinds]
     return ReplicaTrace(
         mesh=strategy.replica_mesh,
         closed=closed,
         signature=signature,
-        variables=dict(variables),
-        reads=tuple(frame.reads),
+        reads=reads,
         written=tuple(frame.writes),
         created=tuple(frame.created),
         out_tree=out_tree,
         slots=slots,
-        is_same=tuple(invariant_outputs(closed.jaxpr, inputs)),
+        is_same=tuple(invariant_outputs(closed.jaxpr, is_same)),
     )
+
+
+def only_reads(
+    closed: ClosedJaxpr, variables: Collection[Variable], frame: Frame
+) -> ClosedJaxpr:
+    """A trace of all variables as one of those only that were read."""
+    invars = closed.jaxpr.invars
+    kept = [var for var, v in zip(invars, variables) if v in frame.reads]
+    return with_inputs(closed, [*kept, *invars[len(variables) :]])
 
 
 def local_avals(
     signature: Signature, arrays: Sequence[Any], mesh: ReplicaMesh
 ) -> list[jax.ShapeDtypeStruct]:
     """One replica's part of each argument array, without its values."""
-    kinds = [kind for kind in signature.kinds if not isinstance(kind, Static)]
     avals = []
-    for kind, array in zip(kinds, arrays):
+    for kind, array in zip(signature.array_kinds(), arrays):
         aval = jax.typeof(array)
         shape = aval.shape
         if isinstance(kind, Split):
@@ -248,14 +292,16 @@ def _own_part(leaf: Any) -> Any:
     return leaf
 
 
-def _slot(leaf: Any) -> Slot:
-    # An array made while tracing is an output. One that existed before is the same
-    # object for all replicas, and comes back as itself.
-    return Slot(True) if isinstance(leaf, Tracer) else Slot(False, leaf)
+def _slot(leaf: Any, given: Mapping[int, int]) -> Slot:
+    # An array made while tracing is an output. One that existed before is the same object
+    # for all replicas and comes back as itself, and so does a plain argument.
+    if id(leaf) in given:
+        return Slot(argument=given[id(leaf)])
+    return Slot(is_array=True) if isinstance(leaf, Tracer) else Slot(static=leaf)
 
 
-def _from_row(x: jax.Array, kind: Kind, mesh: ReplicaMesh) -> jax.Array:
-    return x[0] if kind == SPLIT_SCALAR and mesh.size > 1 else x
+def _has_row(kind: Kind, mesh: ReplicaMesh) -> bool:
+    return kind == SPLIT_SCALAR and mesh.size > 1
 
 
 def _spec(kind: Kind, mesh: ReplicaMesh) -> PartitionSpec:

@@ -23,7 +23,6 @@ from mirrax._src.base.values import (
     PerReplica,
     PyTree,
     Stacked,
-    copies_of,
     is_leaf,
 )
 from mirrax._src.engines.program import Staged
@@ -41,8 +40,11 @@ from mirrax._src.engines.signature import (
 )
 from mirrax._src.engines.spmd import (
     ReplicaTrace,
+    Slot,
+    first_copy,
     layout_in,
     local_avals,
+    only_reads,
     stored_form,
     trace_replica,
 )
@@ -56,6 +58,7 @@ def stage_run(
     fn: Callable[..., PyTree],
     signature: Signature,
     arrays: Sequence[Any],
+    may_forward: bool = True,
 ) -> Staged:
     """`strategy.run(fn, ...)` as a program."""
     mesh = strategy.replica_mesh
@@ -64,25 +67,28 @@ def stage_run(
     def trace() -> ReplicaTrace:
         variables = {v: layout_in(v, v.stored)[0] for v in usable_variables(strategy)}
         return trace_replica(
-            strategy, fn, signature, avals, variables, replica_context(strategy)
+            strategy,
+            fn,
+            signature,
+            avals,
+            variables,
+            replica_context(strategy),
+            may_forward=may_forward,
         )
 
     traced = until_no_new_variables(trace, fn)
     consts = [
         mesh.mirror(c) if isinstance(c, jax.Array) else c for c in traced.closed.consts
     ]
-    written = [
-        traced.out_kind(traced.num_results + i) for i in range(len(traced.written))
-    ]
-    jaxpr = traced.closed.jaxpr
     return Staged(
         signature=signature,
-        reads={v: traced.variables[v] for v in traced.reads},
-        writes=dict(zip(traced.written, written)),
+        reads=traced.reads,
+        writes=traced.writes,
         apply=lambda values, arrays: traced.bind(values, arrays, consts),
         result=traced.result,
+        mesh=mesh,
         forwarded=_forwarded(
-            jaxpr, traced.variables, traced.written, traced.num_results
+            traced.closed.jaxpr, traced.reads, traced.writes, traced.num_results
         ),
     )
 
@@ -110,10 +116,8 @@ def call_in_trace(
     if parent is not None:
         parent.meshes.append(mesh)
     signature, arrays = sort_arguments(args, kwargs, mesh)
-    values = {
-        v: parent.peek(v) if parent else v.stored for v in usable_variables(strategy)
-    }
-    variables = {v: layout_in(v, value)[0] for v, value in values.items()}
+    look_up = parent.look_up if parent else lambda variable: variable.stored
+    variables = {v: layout_in(v, look_up(v))[0] for v in usable_variables(strategy)}
     traced = trace_replica(
         strategy,
         fn,
@@ -123,32 +127,24 @@ def call_in_trace(
         make_context,
         parent,
     )
-    reads = {
-        v: layout_in(v, parent.read(v) if parent else v.stored)[1] for v in traced.reads
-    }
-    results, written = traced.bind(reads, arrays, traced.closed.consts)
-    for i, (variable, array) in enumerate(zip(traced.written, written)):
-        kind = traced.out_kind(traced.num_results + i)
-        value = stored_form(variable, array, kind)
+    read = parent.read if parent else look_up
+    values = [layout_in(v, read(v))[1] for v in traced.reads]
+    results, written = traced.bind(values, arrays, traced.closed.consts)
+    for (variable, kind), array in zip(traced.writes.items(), written):
         if parent is None:
             raise RuntimeError(
                 f"Variable {variable.name!r} is assigned in a `run` inside `jax.jit`, which "
                 "knows nothing of variables. Use `mx.function` in place of `jax.jit`."
             )
-        parent.write(variable, value)
-    return traced.result(results)
+        parent.write(variable, stored_form(variable, array, kind))
+    return traced.result(results, arrays)
 
 
 @dataclass(frozen=True)
-class _CallTrace:
-    """A traced call: its jaxpr takes all `variables` and then the argument arrays."""
+class _Code:
+    """A traced call as a program; it knows nothing of the variables that it reads."""
 
     closed: ClosedJaxpr
-    variables: Mapping[Variable, Kind]
-    reads: tuple[Variable, ...]
-    writes: Mapping[Variable, Kind]
-    created: tuple[Variable, ...]
-    mesh: ReplicaMesh | None
     out_tree: Any
     out_kinds: tuple[Kind, ...]
     out_meshes: tuple[ReplicaMesh | None, ...]
@@ -158,19 +154,31 @@ class _CallTrace:
         return sum(not isinstance(kind, Static) for kind in self.out_kinds)
 
     def apply(
-        self, values: Mapping[Variable, jax.Array], arrays: Sequence[Any]
+        self, values: Sequence[jax.Array], arrays: Sequence[Any]
     ) -> tuple[list[jax.Array], list[jax.Array]]:
-        bound = [values.get(v) for v in self.variables]
-        outs = eval_jaxpr(self.closed.jaxpr, self.closed.consts, *bound, *arrays)
+        outs = eval_jaxpr(self.closed.jaxpr, self.closed.consts, *values, *arrays)
         return outs[: self.num_results], outs[self.num_results :]
 
-    def result(self, arrays: Sequence[jax.Array]) -> PyTree:
-        it = iter(arrays)
+    def result(self, results: Sequence[jax.Array], arrays: Sequence[Any]) -> PyTree:
+        it = iter(results)
         leaves = [
-            kind.value if isinstance(kind, Static) else _wrap(next(it), kind, mesh)
+            Slot(static=kind.value).known(arrays)
+            if isinstance(kind, Static)
+            else _wrap(next(it), kind, mesh)
             for kind, mesh in zip(self.out_kinds, self.out_meshes)
         ]
         return jax.tree.unflatten(self.out_tree, leaves)
+
+
+@dataclass(frozen=True)
+class _CallTrace:
+    """A traced call: its program takes the variables it reads, then the arguments."""
+
+    code: _Code
+    reads: Mapping[Variable, Kind]
+    writes: Mapping[Variable, Kind]
+    created: tuple[Variable, ...]
+    mesh: ReplicaMesh | None
 
 
 def stage_call(
@@ -190,13 +198,16 @@ def stage_call(
     )
     return Staged(
         signature=signature,
-        reads={v: traced.variables[v] for v in traced.reads},
+        reads=traced.reads,
         writes=traced.writes,
+        apply=traced.code.apply,
+        result=traced.code.result,
         mesh=traced.mesh,
-        apply=traced.apply,
-        result=traced.result,
         forwarded=_forwarded(
-            traced.closed.jaxpr, traced.variables, traced.writes, traced.num_results
+            traced.code.closed.jaxpr,
+            traced.reads,
+            traced.writes,
+            traced.code.num_results,
         ),
     )
 
@@ -219,7 +230,7 @@ def _trace_call(
         }
         frame = Frame(bound, is_local=is_local)
         args, kwargs = signature.rebuild(_wrap_arguments(signature, arrays, mesh))
-        with context.changed(frame=frame):
+        with frame, context.changed(frame=frame):
             result = fn(*args, **kwargs)
         leaves, tree = jax.tree.flatten(result, is_leaf=is_leaf)
         results = [_unwrap(leaf) for leaf in leaves]
@@ -231,16 +242,18 @@ def _trace_call(
     given = [_global_aval(v, kind) for v, kind in variables.items()]
     closed = make_jaxpr(body, None, (given, [_aval(array) for array in arrays]))
     frame, tree, results, written = seen[-1]
-    return _CallTrace(
-        closed=closed,
-        variables=variables,
-        reads=tuple(frame.reads),
-        writes={v: kind for v, (kind, _) in zip(frame.writes, written)},
-        created=tuple(frame.created),
-        mesh=None if is_local else _mesh_used(frame),
+    code = _Code(
+        closed=only_reads(closed, variables, frame),
         out_tree=tree,
         out_kinds=tuple(kind for kind, _, _ in results),
         out_meshes=tuple(mesh for _, _, mesh in results),
+    )
+    return _CallTrace(
+        code=code,
+        reads={v: kind for v, kind in variables.items() if v in frame.reads},
+        writes={v: kind for v, (kind, _) in zip(frame.writes, written)},
+        created=tuple(frame.created),
+        mesh=None if is_local else _mesh_used(frame),
     )
 
 
@@ -290,7 +303,7 @@ def replica_context(strategy: Any) -> Callable[[Frame], context.Context]:
 def _wrap_arguments(
     signature: Signature, arrays: Sequence[jax.Array], mesh: ReplicaMesh | None
 ) -> list[Any]:
-    kinds = [kind for kind in signature.kinds if not isinstance(kind, Static)]
+    kinds = signature.array_kinds()
     return [_wrap_argument(kind, array, mesh) for kind, array in zip(kinds, arrays)]
 
 
@@ -326,13 +339,6 @@ def _wrap(array: jax.Array, kind: Kind, mesh: ReplicaMesh | None) -> Any:
     return first_copy(array)
 
 
-def first_copy(array: jax.Array) -> jax.Array:
-    """A replicated array as one array on the first device."""
-    if isinstance(array, Tracer) or len(array.sharding.device_set) == 1:
-        return array
-    return copies_of(array)[0] if array.is_fully_replicated else array
-
-
 def _global_aval(variable: Variable, kind: Kind) -> jax.ShapeDtypeStruct:
     shape = variable.shape
     if isinstance(kind, Split):
@@ -348,22 +354,22 @@ def _aval(array: Any) -> jax.ShapeDtypeStruct:
 
 def _forwarded(
     jaxpr: Jaxpr,
-    variables: Iterable[Variable],
-    written: Iterable[Variable],
+    reads: Iterable[Variable],
+    writes: Iterable[Variable],
     num_results: int,
 ) -> frozenset[Variable]:
-    """The variables whose array the caller may hold after a call.
+    """The variables whose array somebody else may hold after a call.
 
     JAX returns an input that is an output as the very same array: a variable that is
-    returned, or an argument that is assigned.
+    returned, an argument that is assigned, a value that is assigned twice.
     """
-    inputs = dict(zip(jaxpr.invars, variables))
-    results = {v for v in jaxpr.outvars[:num_results] if not isinstance(v, Literal)}
-    given = {*jaxpr.invars, *jaxpr.constvars}
-    returned = {inputs[var] for var in results if var in inputs}
+    inputs = dict(zip(jaxpr.invars, reads))
+    outs = [None if isinstance(v, Literal) else v for v in jaxpr.outvars]
+    returned = {inputs[var] for var in outs[:num_results] if var in inputs}
+    given = {None, *jaxpr.invars, *jaxpr.constvars}
     assigned = {
         variable
-        for variable, var in zip(written, jaxpr.outvars[num_results:])
-        if isinstance(var, Literal) or var in given or var in results
+        for variable, var in zip(writes, outs[num_results:])
+        if var in given or outs.count(var) > 1
     }
     return frozenset(returned | assigned)

@@ -101,7 +101,9 @@ class DistributedVariable(Variable):
     def read_value(self) -> jax.Array:
         here = context.current()
         if self._is_own_copy(here):
-            return here.frame.read(self) if here.frame else self.concrete(is_local=True)
+            return here.frame.read(self) if here.frame else self.read_concrete()
+        if here.frame is None:
+            self.check_readable()
         return self._read_together(here)
 
     value = read_value

@@ -7,13 +7,18 @@ arguments and its writes into results.
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from mirrax._src.base.jax_compat import trace_state
+from mirrax._src.base.jax_compat import fresh_traces, trace_state
 
 if TYPE_CHECKING:
     from mirrax._src.state.variable import Variable
+
+
+_numbers = itertools.count()
 
 
 class RunEagerly(BaseException):
@@ -34,6 +39,7 @@ class Frame:
         reads: The bound variables that were read, in order.
         writes: The latest value of each variable that was written.
         meshes: The meshes of the `run`s that were traced.
+        deferred: Assignments that wait until the function has been differentiated.
         created: Variables that came into being while the frame was active.
     """
 
@@ -50,6 +56,8 @@ class Frame:
         self._values = values
         self._parent = parent
         self._trace = trace_state()
+        self._caches = contextlib.ExitStack()
+        self._read_deeper: set[int] = set()
         self.is_local = is_local
         self.is_spmd = is_spmd
         self.is_uneven = is_uneven
@@ -57,26 +65,43 @@ class Frame:
         self.reads: dict[Variable, None] = {}
         self.writes: dict[Variable, Any] = {}
         self.meshes: list[Any] = []
+        self.deferred: list[tuple[Variable, Any, Any]] = []
         self.created: list[Variable] = []
+
+    def __enter__(self) -> Frame:
+        self._forget_traces()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._caches.close()
+
+    def _forget_traces(self) -> None:
+        self._caches.enter_context(fresh_traces(next(_numbers)))
 
     def read(self, variable: Variable) -> Any:
         """The variable's value here."""
+        value = self.look_up(variable, counts=True)
+        if trace_state() != self._trace:
+            self._read_deeper.add(variable.number)
+        return value
+
+    def look_up(self, variable: Variable, counts: bool = False) -> Any:
+        """The variable's value here; `counts` as a read, or just to see it."""
         if variable in self.writes:
             return self.writes[variable]
         if variable in self._values:
-            self.reads[variable] = None
+            if counts:
+                self.reads[variable] = None
             return self._values[variable]
         if self._parent is not None and self._parent.is_local == self.is_local:
-            return self._parent.read(variable)
+            return self._parent.look_up(variable, counts)
+        if self.is_spmd and not any(variable is v for v in self.created):
+            raise ValueError(
+                f"Variable {variable.name!r} belongs to another strategy than the one that "
+                "runs this compiled function. Make it in the scope of this strategy, or "
+                "pass its value as an argument."
+            )
         return variable.concrete(self.is_local)
-
-    def peek(self, variable: Variable) -> Any:
-        """The variable's value here, without counting as a read."""
-        was_read = variable in self.reads
-        value = self.read(variable)
-        if not was_read:
-            self.reads.pop(variable, None)
-        return value
 
     def write(self, variable: Variable, value: Any) -> None:
         """Makes `value` what the rest of the traced function reads."""
@@ -89,6 +114,10 @@ class Frame:
                 "in place of `jax.grad`."
             )
         self.writes[variable] = value
+        if variable.number in self._read_deeper:
+            # The body of a loop has seen the old value; it must be traced again.
+            self._read_deeper.clear()
+            self._forget_traces()
 
     def add_created(self, variable: Variable) -> None:
         """Notes a variable that was made while tracing."""

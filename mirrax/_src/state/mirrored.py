@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from mirrax._src.base import context
+from mirrax._src.base.jax_compat import Tracer
 from mirrax._src.base.reduce_op import VariableAggregation
 from mirrax._src.base.values import PerReplica, is_number
 from mirrax._src.state.distributed import DistributedVariable, aggregate
@@ -50,6 +51,11 @@ class MirroredVariable(DistributedVariable):
             self._store_own(here, update(self.read_value, self.convert(value)))
             return
 
+        frame = here.frame
+        if frame is not None and not frame.is_staged and isinstance(value, Tracer):
+            # Replicas cannot meet while `jax.grad` runs; they do right afterwards.
+            frame.deferred.append((self, value, update))
+            return
         # A number is the same on all replicas, so it does not have to travel.
         is_plain = is_number(value) or isinstance(value, bool)
         parts = () if is_plain else (jnp.asarray(value),)

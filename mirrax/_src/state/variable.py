@@ -15,7 +15,7 @@ from jax import lax
 
 from mirrax._src.base import context
 from mirrax._src.base.arraylike import ArrayLike
-from mirrax._src.base.jax_compat import Tracer
+from mirrax._src.base.jax_compat import Tracer, is_staging, uncommitted
 from mirrax._src.base.reduce_op import VariableAggregation, VariableSynchronization
 from mirrax._src.base.values import Mirrored
 from mirrax._src.state.frame import RunEagerly
@@ -154,7 +154,22 @@ class Variable(ArrayLike, metaclass=_VariableType):
     def read_value(self) -> jax.Array:
         """The value now; later assignments do not change it."""
         frame = context.current().frame
-        return frame.read(self) if frame else self.concrete(is_local=True)
+        return frame.read(self) if frame else self.read_concrete()
+
+    def read_concrete(self) -> jax.Array:
+        """The stored array."""
+        self.check_readable()
+        return self.concrete(is_local=True)
+
+    def check_readable(self) -> None:
+        """Raises inside a trace of JAX's own, which would keep today's value for ever."""
+        if is_staging():
+            raise RuntimeError(
+                f"Variable {self.name!r} is read inside a function that JAX traces on its own "
+                "(`jax.jit`, the body of a `lax.scan`, ...), which would keep today's value "
+                "for ever. Use `mx.function` in place of `jax.jit`, or around the code that "
+                "calls `lax.scan`; or read the variable outside and pass the value in."
+            )
 
     def concrete(self, is_local: bool) -> Any:
         """The array that is stored, outside any frame; `is_local` means one replica's."""
@@ -201,6 +216,10 @@ class Variable(ArrayLike, metaclass=_VariableType):
             )
         self._store(update(self.read_value, self.convert(value)))
 
+    def assign_with(self, value: Any, update: Callable[[Any, Any], Any]) -> None:
+        """Assigns `update(read, value)` by the rules of the current context."""
+        self._assign(value, update)
+
     def _store(self, value: jax.Array) -> None:
         frame = context.current().frame
         if frame is not None:
@@ -244,10 +263,11 @@ class Variable(ArrayLike, metaclass=_VariableType):
     def __repr__(self) -> str:
         return describe_variable(self.name, self, self.read_value())
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Variable:
+    def __reduce__(self) -> Any:
+        """Variables are neither copied nor pickled: what a copy shares would be unclear."""
         raise TypeError(
-            f"Variable {self.name!r} cannot be copied: make a new one from its value, "
-            "`mx.Variable(v.read_value())`."
+            f"Variable {self.name!r} cannot be copied or pickled: make a new one from its "
+            "value, `mx.Variable(v.read_value())`, or save `v.numpy()`."
         )
 
 
@@ -258,6 +278,8 @@ class OrdinaryVariable(Variable):
 
     def __init__(self, spec: VariableSpec, strategy: Any = None) -> None:
         array = spec.initial_array()
+        if strategy is None and array.committed and len(array.devices()) == 1:
+            array = uncommitted(array)  # it belongs to no device in particular
         self._setup(spec, strategy, array, array)
 
 

@@ -85,11 +85,6 @@ def in_cross_replica_context() -> bool:
     return context.current().replica is None
 
 
-def in_update_context() -> bool:
-    """Whether the current code runs inside `extended.update`."""
-    return context.current().updating is not None
-
-
 def experimental_set_strategy(strategy: Strategy | None) -> None:
     """Makes `strategy` current for this thread from now on; None goes back to the default."""
     if context.depth() > (1 if context.has_base() else 0):

@@ -10,8 +10,8 @@ import jax
 
 from mirrax._src.base import context
 from mirrax._src.base.context import Context
-from mirrax._src.base.devices import DeviceLike, device_name, resolve_devices
-from mirrax._src.base.jax_compat import Device, Tracer
+from mirrax._src.base.devices import device_name
+from mirrax._src.base.jax_compat import Tracer
 from mirrax._src.base.reduce_op import (
     ReduceOp,
     VariableSynchronization,
@@ -412,11 +412,6 @@ class StrategyExtended:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(of {self._strategy!r})"
-
-
-def named_devices(devices: Sequence[DeviceLike] | None) -> tuple[Device, ...]:
-    """The devices that a strategy was asked to run on."""
-    return resolve_devices(devices)
 
 
 def _mirrored_or_parts(parts: Sequence[Any]) -> Any:

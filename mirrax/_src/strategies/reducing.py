@@ -20,12 +20,13 @@ from mirrax._src.base.values import (
     ReplicaValues,
     UnevenError,
     is_array,
+    is_distributed,
     is_number,
     stack,
 )
 from mirrax._src.collectives.launch import launch
 from mirrax._src.collectives.sparse import IndexedSlices
-from mirrax._src.engines.staging import first_copy
+from mirrax._src.engines.spmd import first_copy
 from mirrax._src.state.distributed import DistributedVariable
 from mirrax._src.state.variable import Variable
 
@@ -52,7 +53,10 @@ class Combine:
 
     def __call__(self, arrays: list[jax.Array]) -> list[jax.Array]:
         total, count = (lax.psum(array, AXIS_NAME) for array in arrays)
-        return [total if self.op is ReduceOp.SUM else total / count]
+        if self.op is ReduceOp.SUM:
+            return [total]
+        is_float = jnp.issubdtype(total.dtype, jnp.inexact)
+        return [total / count.astype(total.dtype if is_float else jnp.float32)]
 
 
 def reduce_leaf(
@@ -86,12 +90,9 @@ def reduce_leaf(
 def _reduce_across(strategy: Any, op: ReduceOp, value: Any) -> Any:
     mesh = strategy.replica_mesh
     if mesh is None or mesh.size == 1:
-        return jax.tree.map(
-            lambda v: v,
-            value.values[0] if not isinstance(value, IndexedSlices) else value,
-        )
+        return value if isinstance(value, IndexedSlices) else value.values[0]
     reduced = strategy.extended.reduce_to(op, value, mesh.local_devices)
-    return jax.tree.map(_plain, reduced, is_leaf=lambda v: isinstance(v, ReplicaValues))
+    return jax.tree.map(_plain, reduced, is_leaf=is_distributed)
 
 
 def _plain(value: Any) -> Any:

@@ -33,8 +33,7 @@ from mirrax._src.collectives.ops import gather_parts
 from mirrax._src.collectives.sparse import IndexedSlices
 from mirrax._src.engines.function import run_replicas
 from mirrax._src.engines.replica_context import check_gather_axis
-from mirrax._src.engines.spmd import in_program
-from mirrax._src.engines.staging import first_copy
+from mirrax._src.engines.spmd import first_copy, in_program
 from mirrax._src.state.distributed import DistributedVariable
 from mirrax._src.state.variable import Variable
 from mirrax._src.strategies.reducing import reduce_leaf
@@ -360,12 +359,13 @@ class Strategy:
         if self.replica_mesh is None:
             return jax.tree.map(jnp.asarray, tree, is_leaf=is_leaf)
         mesh = self.replica_mesh
-        if mesh.size == 1:
-            return jax.tree.map(lambda x: jax.device_put(x, mesh.devices[0]), tree)
-        # A copy of its own, so that donating the state never takes the user's array.
-        return jax.tree.map(
-            lambda x: Mirrored.of(mesh.mirror(jnp.array(x, copy=True))), tree
-        )
+
+        def mirror(x: Any) -> Any:
+            # A copy of its own, so that donating the state never takes the user's array.
+            whole = mesh.mirror(jnp.array(x, copy=True))
+            return Mirrored.of(whole) if mesh.size > 1 else first_copy(whole)
+
+        return jax.tree.map(mirror, tree)
 
     # For the layers below, which know a strategy only by these ------------------------
 

@@ -1,0 +1,209 @@
+"""Cuts a replica's program where replicas communicate.
+
+What comes out is a list of segments, which a replica computes alone, and between them
+exchanges, which all replicas do together. A training step is two segments (gradients;
+update) and one exchange.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from mirrax._src.base.jax_compat import (
+    Jaxpr,
+    Literal,
+    eval_jaxpr,
+    make_jaxpr,
+    sub_program,
+)
+from mirrax._src.base.mesh import AXIS_NAME
+from mirrax._src.engines.invariance import (
+    contains_collective,
+    invariant_outputs,
+    is_collective,
+    sub_jaxprs,
+)
+from mirrax._src.engines.signature import Split
+from mirrax._src.engines.spmd import ReplicaTrace
+from mirrax._src.state.frame import RunEagerly
+
+# Equations that only call a program, which can as well stand in their place.
+_CALLS = {
+    "jit",
+    "pjit",
+    "closed_call",
+    "core_call",
+    "remat2",
+    "checkpoint",
+    "custom_jvp_call",
+    "custom_vjp_call",
+    "custom_vjp_call_jaxpr",
+}
+
+
+@dataclass(frozen=True)
+class Segment:
+    """What a replica computes between two exchanges."""
+
+    inputs: tuple[Any, ...]
+    outputs: tuple[Any, ...]
+    compiled: Callable[..., list[Any]]
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A replica function for one shape, cut: segment k is followed by `exchanges[k]`.
+
+    The jaxpr takes the replica's id, the variables it reads and its arguments.
+    """
+
+    trace: ReplicaTrace
+    jaxpr: Jaxpr
+    consts: Sequence[Any]
+    segments: tuple[Segment, ...]
+    exchanges: tuple[tuple[Any, ...], ...]
+
+    @functools.cached_property
+    def texts(self) -> list[tuple[Any, ...]]:
+        """Each equation as far as it does not depend on other equations."""
+        return [
+            (
+                eqn.primitive.name,
+                str(eqn.params),
+                [repr(a.val) for a in eqn.invars if isinstance(a, Literal)],
+                [str(var.aval) for var in eqn.outvars],
+            )
+            for eqn in self.jaxpr.eqns
+        ]
+
+
+def cut_trace(trace: ReplicaTrace) -> Cut:
+    """`trace`, cut at its collectives.
+
+    Raises:
+        RunEagerly: If replicas communicate inside a loop or a branch.
+    """
+
+    def flat(replica_id: jax.Array, *inputs: Any) -> list[Any]:
+        return _inline(trace.closed.jaxpr, trace.closed.consts, inputs, replica_id)
+
+    avals = [var.aval for var in trace.closed.jaxpr.invars]
+    inputs = [
+        jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type) for a in avals
+    ]
+    axis = (AXIS_NAME, trace.mesh.size)
+    closed = make_jaxpr(flat, axis, (np.int32(0), *inputs))
+    segments, exchanges = _sort_equations(closed.jaxpr)
+    return Cut(trace, closed.jaxpr, closed.consts, segments, exchanges)
+
+
+def _sort_equations(
+    jaxpr: Jaxpr,
+) -> tuple[tuple[Segment, ...], tuple[tuple[Any, ...], ...]]:
+    """The equations by how many exchanges they have to wait for."""
+    level: dict[Any, int] = {}
+    computing: dict[int, list[Any]] = {}
+    exchanging: dict[int, list[Any]] = {}
+    for eqn in _live_equations(jaxpr):
+        at = max((level.get(var, 0) for var in _variables(eqn.invars)), default=0)
+        together = is_collective(eqn)
+        (exchanging if together else computing).setdefault(at, []).append(eqn)
+        level.update((var, at + together) for var in eqn.outvars)
+    last = max([0, *computing, *(k + 1 for k in exchanging)])
+    needed = set(_variables(jaxpr.outvars))
+    segments: list[Segment] = []
+    for k in range(last, -1, -1):
+        needed |= {
+            var for eqn in exchanging.get(k, ()) for var in _variables(eqn.invars)
+        }
+        eqns = computing.get(k, [])
+        made = {var for eqn in eqns for var in eqn.outvars}
+        used = dict.fromkeys(var for eqn in eqns for var in _variables(eqn.invars))
+        inputs = tuple(var for var in used if var not in made)
+        outputs = tuple(var for var in made if var in needed)
+        program = sub_program(jaxpr, eqns, inputs, outputs)
+        compiled = jax.jit(functools.partial(eval_jaxpr, program, ()))
+        segments.append(Segment(inputs, outputs, compiled))
+        needed |= set(inputs)
+    return tuple(reversed(segments)), tuple(
+        tuple(exchanging.get(k, ())) for k in range(last)
+    )
+
+
+def same_on_all(cuts: Sequence[Cut]) -> list[bool]:
+    """For each output of the cuts whether all replicas compute the same.
+
+    Replicas with other shapes have other programs: a value that depends on a shape looks
+    like a constant in each of them, so only equations that all have in common count.
+    """
+    first = cuts[0]
+    trace = first.trace
+    if any(len(cut.texts) != len(first.texts) for cut in cuts):
+        is_common = [False] * len(first.texts)
+    else:
+        is_common = [
+            all(text == texts[0] for text in texts)
+            for texts in zip(*(cut.texts for cut in cuts))
+        ]
+    kinds = [*trace.reads.values(), *trace.signature.array_kinds()]
+    inputs = [False, *(not isinstance(kind, Split) for kind in kinds)]
+    same = invariant_outputs(first.jaxpr, inputs, is_common)
+    return [
+        flag and len({_literal(cut.jaxpr.outvars[i]) for cut in cuts}) == 1
+        for i, flag in enumerate(same)
+    ]
+
+
+def _inline(
+    jaxpr: Jaxpr, consts: Sequence[Any], inputs: Sequence[Any], replica_id: Any
+) -> list[Any]:
+    """Evaluates `jaxpr`, going into calls that communicate."""
+    env = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *inputs]))
+
+    def read(atom: Any) -> Any:
+        return atom.val if isinstance(atom, Literal) else env[atom]
+
+    for eqn in jaxpr.eqns:
+        values = [read(atom) for atom in eqn.invars]
+        if eqn.primitive.name == "axis_index" and is_collective(eqn):
+            outs = [replica_id]
+        elif is_collective(eqn) or not contains_collective(eqn):
+            known = zip(eqn.invars, values)
+            given = {a: v for a, v in known if not isinstance(a, Literal)}
+            program = sub_program(jaxpr, [eqn], list(given), eqn.outvars)
+            outs = eval_jaxpr(program, (), *given.values())
+        elif eqn.primitive.name in _CALLS:
+            inner = next(iter(sub_jaxprs(eqn)))
+            closed = next(
+                p for p in eqn.params.values() if getattr(p, "jaxpr", p) is inner
+            )
+            outs = _inline(inner, getattr(closed, "consts", ()), values, replica_id)
+        else:
+            raise RunEagerly("replicas communicate inside a loop or a branch")
+        env.update(zip(eqn.outvars, outs))
+    return [read(atom) for atom in jaxpr.outvars]
+
+
+def _live_equations(jaxpr: Jaxpr) -> list[Any]:
+    """The equations that an output or an effect needs, in order."""
+    needed = set(_variables(jaxpr.outvars))
+    live = []
+    for eqn in reversed(jaxpr.eqns):
+        if eqn.effects or any(var in needed for var in eqn.outvars):
+            live.append(eqn)
+            needed |= set(_variables(eqn.invars))
+    return live[::-1]
+
+
+def _variables(atoms: Sequence[Any]) -> list[Any]:
+    return [atom for atom in atoms if not isinstance(atom, Literal)]
+
+
+def _literal(atom: Any) -> str | None:
+    return repr(atom.val) if isinstance(atom, Literal) else None

@@ -1,0 +1,60 @@
+"""What has to be asked for before JAX starts, and what could stop a process for ever."""
+
+from __future__ import annotations
+
+import pytest
+from helpers.scripts import run_script
+
+pytestmark = pytest.mark.timeout(40)
+
+
+def test_a_collective_in_a_finally_block_does_not_hang_when_another_replica_raises():
+    done = run_script(
+        """
+        import mirrax as mx
+
+        strategy = mx.MirroredStrategy(["CPU:0", "CPU:1"])
+
+        def replica_fn():
+            context = mx.get_replica_context()
+            if context.replica_id_in_sync_group == 1:
+                raise KeyError("boom")
+            try:
+                context.all_reduce("SUM", 1.0)
+            finally:
+                context.all_reduce("SUM", 2.0)
+
+        try:
+            strategy.run(replica_fn)
+        except KeyError as error:
+            print(error, error.__notes__)
+        """
+    )
+    assert done.returncode == 0, done.stderr
+    assert "boom" in done.stdout
+    assert "replica 1 (CPU:1)" in done.stdout
+
+
+def test_asking_for_cpu_devices_makes_them_and_asking_for_more_later_says_how():
+    done = run_script(
+        """
+        import mirrax as mx
+
+        strategy = mx.MirroredStrategy(["CPU:0", "CPU:1", "CPU:2"])
+        print(len(mx.config.list_logical_devices("CPU")))
+        for ask in (
+            lambda: mx.MirroredStrategy(["CPU:3"]),
+            lambda: mx.config.set_logical_device_configuration(cpu=4),
+        ):
+            try:
+                ask()
+            except (ValueError, RuntimeError) as error:
+                print(type(error).__name__, error)
+        """
+    )
+    assert done.returncode == 0, done.stderr
+    count, unknown, late = done.stdout.splitlines()
+    assert count == "3"
+    assert unknown.startswith("ValueError There is no device 'CPU:3'")
+    assert "set_logical_device_configuration(cpu=4)" in unknown
+    assert late.startswith("RuntimeError JAX has already started with 3 CPU device(s)")

@@ -1,0 +1,23 @@
+"""Small programs in a process of their own, for what could hang or has to come first."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import mirrax as mx
+
+_ROOT = Path(mx.__file__).parent.parent
+
+
+def run_script(body: str, timeout: float = 15) -> subprocess.CompletedProcess[str]:
+    """Runs a few lines of Python in a new process; a process that hangs is an error."""
+    return subprocess.run(
+        [sys.executable, "-W", "error", "-c", textwrap.dedent(body)],
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        cwd=_ROOT,
+    )
