@@ -19,11 +19,11 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import date
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import jax
+import jaxlib
 import numpy as np
 
 import mirrax as mx  # before JAX starts, so that its CPU thread pool gets a safe size
@@ -127,7 +127,11 @@ def run_python(
 ) -> Any:
     """The JSON that a script prints as its last line, run in a process of its own."""
     command = [python, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout)
+    # This process may hold most of a GPU's memory already.
+    environment = {**os.environ, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=timeout, env=environment
+    )
     if done.returncode:
         last = "\n".join(done.stderr.splitlines()[-20:])
         raise RuntimeError(f"{' '.join(command[1:])} failed:\n{last}")
@@ -207,14 +211,14 @@ CHECK_HEADER = ("check", "measured", "target", "verdict")
 
 def describe_machine(devices: Devices = ()) -> dict[str, Any]:
     """The date, the machine and the versions that figures belong to."""
-    names = ("mirrax", "jax", "jaxlib", "numpy")
+    modules = (mx, jax, jaxlib, np)  # mirrax need not be installed
     return {
         "date": date.today().isoformat(),
         "machine": f"{platform.machine()}, {os.cpu_count()} cores",
         "devices": [f"{d.platform}:{d.id} {d.device_kind}" for d in devices],
         "versions": {
             "python": platform.python_version(),
-            **{name: metadata.version(name) for name in names},
+            **{module.__name__: module.__version__ for module in modules},
         },
     }
 

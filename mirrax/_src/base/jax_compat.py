@@ -65,9 +65,8 @@ def thread_settings() -> Callable[[], None]:
 
     Returns the function to call there; the thread must not be used for anything else.
     """
-    holders: dict[str, Any] = dict(_config.config._value_holders)
-    flags = [holders[name] for name in _config.config._contextmanager_flags]
-    local = [(flag, flag.get_local()) for flag in flags if hasattr(flag, "get_local")]
+    holders: list[Any] = list(_config.config._value_holders.values())
+    local = [(h, h.get_local()) for h in holders if hasattr(h, "get_local")]
     changed = [(f, v) for f, v in local if v is not _config.config_ext.unset]
 
     def apply() -> None:

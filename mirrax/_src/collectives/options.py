@@ -21,8 +21,10 @@ class CommunicationOptions:
     Args:
         bytes_per_pack: Arrays up to this size travel together in packs of about this
             many bytes. 0 chooses by measurement: arrays under 64 KiB are packed.
-        timeout_seconds: How long to wait for other workers before an error names them.
-        implementation: The transport. AUTO and RING run everywhere; NCCL needs GPUs.
+        timeout_seconds: How long to wait for other workers before an error names them;
+            on one worker there is nobody to wait for.
+        implementation: The transport. AUTO and RING run everywhere; NCCL on anything but
+            GPUs is an error.
     """
 
     bytes_per_pack: int = 0

@@ -35,7 +35,13 @@ _WARN_AFTER = 5
 
 
 @overload
-def function(fn: Callable[..., Any], /) -> Function: ...
+def function(
+    fn: Callable[..., Any],
+    /,
+    *,
+    donate_argnums: int | Sequence[int] = (),
+    static_argnames: str | Sequence[str] = (),
+) -> Function: ...
 @overload
 def function(
     *,

@@ -26,7 +26,7 @@ from mirrax._src.base.values import (
     part_of,
     regroup,
 )
-from mirrax._src.collectives.ops import copy_to
+from mirrax._src.collectives.destinations import copy_to
 from mirrax._src.collectives.options import CommunicationOptions
 from mirrax._src.collectives.sparse import IndexedSlices
 from mirrax._src.engines.meeting import Meeting, Request, users_line

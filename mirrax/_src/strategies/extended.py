@@ -9,36 +9,32 @@ from typing import Any
 import jax
 
 from mirrax._src.base import context
-from mirrax._src.base.context import Context
 from mirrax._src.base.devices import device_name
-from mirrax._src.base.jax_compat import Tracer
+from mirrax._src.base.logical import device_kind
 from mirrax._src.base.reduce_op import (
     ReduceOp,
     VariableSynchronization,
     parse_reduce_op,
 )
 from mirrax._src.base.values import (
-    InProgram,
-    Mirrored,
     PerReplica,
     PyTree,
     ReplicaValues,
-    is_array,
-    is_leaf,
     is_number,
-    regroup,
 )
 from mirrax._src.collectives.algorithms import NcclAllReduce
-from mirrax._src.collectives.ops import CrossDeviceOps, copy_to, destination_devices
-from mirrax._src.collectives.options import CommunicationOptions
+from mirrax._src.collectives.destinations import copy_to, destination_devices
+from mirrax._src.collectives.ops import CrossDeviceOps
+from mirrax._src.collectives.options import (
+    CommunicationImplementation,
+    CommunicationOptions,
+)
 from mirrax._src.collectives.sparse import IndexedSlices
-from mirrax._src.engines.eager import update_eagerly
-from mirrax._src.engines.spmd import in_program
-from mirrax._src.engines.staging import call_in_trace
 from mirrax._src.state.distributed import ComponentVariable, DistributedVariable
 from mirrax._src.state.mirrored import MirroredVariable
 from mirrax._src.state.on_read import SyncOnReadVariable
 from mirrax._src.state.variable import OrdinaryVariable, Variable, VariableSpec
+from mirrax._src.strategies.updating import update_copies
 
 # What `non_slot_devices` and `update_non_slot` pass on.
 Devices = tuple[str, ...]
@@ -193,6 +189,7 @@ class StrategyExtended:
     ) -> list[Any]:
         """Several `reduce_to` in one, so that small values travel together."""
         self._check_cross_replica("batch_reduce_to")
+        self._check_options(options)
         op = parse_reduce_op(reduce_op)
         pairs = list(value_destination_pairs)
         results: list[Any] = [None] * len(pairs)
@@ -263,7 +260,9 @@ class StrategyExtended:
         """
         if not isinstance(var, Variable):
             raise TypeError(f"`update` takes a variable, got {type(var).__name__}.")
-        return self._update(var, fn, tuple(args), dict(kwargs or {}), group, "update")
+        return update_copies(
+            self._strategy, var, fn, tuple(args), dict(kwargs or {}), group, "update"
+        )
 
     def update_non_slot(
         self,
@@ -281,105 +280,14 @@ class StrategyExtended:
                 "`colocate_with` must be what `non_slot_devices` returned: devices of this "
                 "strategy."
             )
-        return self._update(
-            None, fn, tuple(args), dict(kwargs or {}), group, "update_non_slot"
-        )
-
-    def _update(
-        self,
-        var: Variable | None,
-        fn: Callable[..., PyTree],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        group: bool,
-        what: str,
-    ) -> PyTree:
-        here = context.current()
-        is_ours = isinstance(var, DistributedVariable)
-        if (
-            here.replica is not None
-            and here.strategy is self._strategy
-            and here.strategy.replica_mesh
-        ):
-
-            def merge(strategy: Any, *args: Any, **kwargs: Any) -> PyTree:
-                return self._update(var, fn, args, kwargs, group, what)
-
-            return here.replica.merge(what, merge, args, kwargs)
-        if var is not None and not is_ours and self._strategy.num_replicas_in_sync > 1:
-            raise ValueError(
-                f"Variable {var.name!r} was made outside the scope of {self._strategy!r}, so it "
-                "has no copy on each device. Make it inside `with strategy.scope():`."
-            )
-        if not is_ours and (var is not None or self._strategy.replica_mesh is None):
-            first = () if var is None else (var,)
-            with context.changed(replica=None):
-                result = fn(*first, *args, **kwargs)
-            return result if group else (result,)
-        if is_ours and var.strategy is not self._strategy:
-            raise ValueError(
-                f"Variable {var.name!r} belongs to another strategy and cannot be updated here."
-            )
-        with self._strategy.entered(what):
-            if here.frame is not None and here.frame.is_spmd:
-                merged = self._update_in_program(var, fn, args, kwargs)
-                return merged if group else self._ungroup(merged)
-            if here.frame is not None:
-                merged = self._update_in_trace(var, fn, args, kwargs)
-                return merged if group else self._ungroup(merged)
-            copies = var.values if var is not None else None
-            results = update_eagerly(self._strategy, fn, args, kwargs, copies)
-        merged = regroup(results, self._strategy.describe_replica, _mirrored_or_parts)
-        return merged if group else self._ungroup(merged)
-
-    def _ungroup(self, merged: PyTree) -> PyTree:
-        return jax.tree.map(
-            self._strategy.experimental_local_results,
-            merged,
-            is_leaf=lambda x: x is None or is_leaf(x),
-        )
-
-    def _update_in_program(
-        self,
-        var: Any,
-        fn: Callable[..., PyTree],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> PyTree:
-        count = self._strategy.num_replicas_in_sync
-
-        def own(leaf: Any) -> Any:
-            if isinstance(leaf, ReplicaValues):
-                if isinstance(leaf.piece, InProgram):
-                    return leaf.piece.array
-                return leaf.piece if leaf.piece is not None else leaf.values[0]
-            return leaf
-
-        args, kwargs = jax.tree.map(own, (args, kwargs), is_leaf=is_leaf)
-        first = () if var is None else (ComponentVariable(var, 0),)
-        with context.changed(updating=0, replica=None):
-            result = fn(*first, *args, **kwargs)
-        return jax.tree.map(
-            lambda x: in_program(x, count) if isinstance(x, Tracer) else x, result
-        )
-
-    def _update_in_trace(
-        self,
-        var: Any,
-        fn: Callable[..., PyTree],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> PyTree:
-        def call(*args: Any, **kwargs: Any) -> PyTree:
-            first = () if var is None else (ComponentVariable(var, 0),)
-            return fn(*first, *args, **kwargs)
-
-        return call_in_trace(
+        return update_copies(
             self._strategy,
-            call,
-            args,
-            kwargs,
-            lambda frame: Context(self._strategy, updating=0, frame=frame),
+            None,
+            fn,
+            tuple(args),
+            dict(kwargs or {}),
+            group,
+            "update_non_slot",
         )
 
     def non_slot_devices(self, var_list: Sequence[Variable]) -> Devices:
@@ -402,6 +310,19 @@ class StrategyExtended:
         """The variable that a copy belongs to; any other value as it is."""
         return value.whole if isinstance(value, ComponentVariable) else value
 
+    def _check_options(self, options: CommunicationOptions | None) -> None:
+        mesh = self._strategy.replica_mesh
+        if options is None or mesh is None:
+            return
+        if options.implementation is not CommunicationImplementation.NCCL:
+            return
+        others = [d for d in mesh.devices if device_kind(d) != "GPU"]
+        if others:
+            raise ValueError(
+                f"`implementation=NCCL` needs GPUs, but a replica runs on "
+                f"{device_name(others[0])}. Use AUTO or RING."
+            )
+
     def _check_cross_replica(self, what: str) -> None:
         here = context.current()
         if here.replica is not None and not context.is_default():
@@ -412,12 +333,6 @@ class StrategyExtended:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(of {self._strategy!r})"
-
-
-def _mirrored_or_parts(parts: Sequence[Any]) -> Any:
-    return (
-        Mirrored(parts) if all(is_array(part) for part in parts) else PerReplica(parts)
-    )
 
 
 def _same_spec(specs: Sequence[VariableSpec], strategy: Any) -> VariableSpec:

@@ -29,7 +29,7 @@ from mirrax._src.base.values import (
     regroup,
     stack,
 )
-from mirrax._src.collectives.ops import gather_parts
+from mirrax._src.collectives.programs import gather_parts
 from mirrax._src.collectives.sparse import IndexedSlices
 from mirrax._src.engines.function import run_replicas
 from mirrax._src.engines.replica_context import check_gather_axis

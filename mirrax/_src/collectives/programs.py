@@ -1,0 +1,185 @@
+"""What replicas do together in a reduction or a gather, and how it is started.
+
+The same programs serve both engines: inside a compiled step they are a part of it, from
+cross-replica code they are launched on the parts of a value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from mirrax._src.base import context
+from mirrax._src.base.devices import device_name
+from mirrax._src.base.jax_compat import Tracer
+from mirrax._src.base.mesh import AXIS_NAME, ReplicaMesh
+from mirrax._src.base.reduce_op import ReduceOp
+from mirrax._src.base.values import InProgram, ReplicaValues, UnevenError, stack
+from mirrax._src.collectives.destinations import Destinations, place
+from mirrax._src.collectives.launch import launch
+from mirrax._src.collectives.options import CommunicationOptions
+from mirrax._src.collectives.packing import reduce_packed
+from mirrax._src.collectives.sparse import IndexedSlices
+from mirrax._src.state.frame import RunEagerly
+
+
+@dataclass(frozen=True)
+class ReduceProgram:
+    """What one replica does in a reduction of many arrays."""
+
+    ops: Any
+    op: ReduceOp
+    options: CommunicationOptions
+    mesh: ReplicaMesh
+
+    def __call__(self, arrays: list[jax.Array]) -> list[jax.Array]:
+        def reduce(array: jax.Array) -> jax.Array:
+            if array.dtype == jnp.bool_:
+                raise TypeError(
+                    "Booleans cannot be summed; convert them first: `value.astype(int)`."
+                )
+            total = self.ops.reduce_in_program(array, self.mesh)
+            return total / self.mesh.size if self.op is ReduceOp.MEAN else total
+
+        limits = self.ops.pack_limits(arrays, self.options)
+        return reduce_packed(arrays, limits, reduce)
+
+
+@dataclass(frozen=True)
+class GatherProgram:
+    """What one replica does to give every replica all replicas' arrays, joined on `axis`."""
+
+    axis: int
+
+    def __call__(self, arrays: list[jax.Array]) -> list[jax.Array]:
+        return [self._gather(a) for a in arrays]
+
+    def _gather(self, array: jax.Array) -> jax.Array:
+        if array.size == 0:  # XLA does not gather nothing
+            count = lax.axis_size(AXIS_NAME)
+            shape = [
+                n * count if i == self.axis else n for i, n in enumerate(array.shape)
+            ]
+            return jnp.zeros(shape, array.dtype)
+        return lax.all_gather(array, AXIS_NAME, axis=self.axis, tiled=True)
+
+
+def reduce_all(
+    ops: Any,
+    op: ReduceOp,
+    pairs: Sequence[tuple[Any, Destinations]],
+    options: CommunicationOptions,
+) -> list[Any]:
+    """All dense values in one program, sparse ones by joining their rows."""
+    results: list[Any] = [None] * len(pairs)
+    dense: list[int] = []
+    for i, (value, destinations) in enumerate(pairs):
+        if isinstance(value, IndexedSlices):
+            results[i] = _reduce_sparse(op, value, destinations)
+        else:
+            dense.append(i)
+    if dense:
+        mesh = mesh_of([pairs[i][0] for i in dense])
+        program = ReduceProgram(ops, op, options, mesh)
+        reduced = run_on_parts(program, mesh, [pairs[i][0] for i in dense])
+        for i, value in zip(dense, reduced):
+            results[i] = place(value, mesh, pairs[i][1])
+    return results
+
+
+def _reduce_sparse(
+    op: ReduceOp, value: IndexedSlices, destinations: Destinations
+) -> IndexedSlices:
+    mesh = mesh_of([value.values])
+    rows, indices = (
+        gather_parts(part, mesh, axis=0) for part in (value.values, value.indices)
+    )
+    if op is ReduceOp.MEAN:
+        rows = rows / mesh.size
+    placed = (place(part, mesh, destinations) for part in (rows, indices))
+    shape = value.dense_shape
+    if isinstance(shape, ReplicaValues):  # a shape that is being traced
+        shape = shape.piece.array
+    return IndexedSlices(*placed, dense_shape=shape)
+
+
+def run_on_parts(
+    program: Any, mesh: ReplicaMesh, values: Sequence[ReplicaValues]
+) -> list[Any]:
+    """The results of `program` on all replicas' parts, wherever those are."""
+    if isinstance(values[0].piece, InProgram):
+        return program([v.piece.array for v in values])
+    pieces = []
+    for value in values:
+        try:
+            pieces.append(stack(value, mesh))
+        except UnevenError:
+            raise ValueError(_explain_uneven(value, mesh)) from None
+    return launch(program, mesh, pieces)
+
+
+def gather_parts(value: ReplicaValues, mesh: ReplicaMesh, axis: int) -> jax.Array:
+    """All replicas' parts joined along `axis`; they may differ in length there."""
+    if isinstance(value.piece, InProgram):
+        if context.current().frame.is_uneven:
+            raise RunEagerly(
+                "a gather, whose result depends on the other replicas' shapes"
+            )
+        return GatherProgram(axis)([value.piece.array])[0]
+    try:
+        return launch(GatherProgram(axis), mesh, [stack(value, mesh)])[0]
+    except UnevenError:
+        joined = jnp.concatenate(
+            [jnp.asarray(part) for part in value.values], axis=axis
+        )
+        return joined if isinstance(joined, Tracer) else mesh.mirror(joined)
+
+
+def mesh_of(values: Sequence[ReplicaValues]) -> ReplicaMesh:
+    """The mesh that `values` live on: the current strategy's, or that of their devices."""
+    here = context.current().strategy.replica_mesh
+    value = values[0]
+    if isinstance(value.piece, InProgram) or any(
+        isinstance(v, Tracer) for v in _known_parts(value)
+    ):
+        return here
+    piece = value.piece
+    mesh = getattr(piece, "mesh", None)
+    if mesh is not None:
+        return mesh
+    parts = value.values
+    if here is not None and len(parts) == len(here.local_ids):
+        return here
+    devices = [
+        d for part in parts if isinstance(part, jax.Array) for d in part.devices()
+    ]
+    if len(set(devices)) != len(parts):
+        raise ValueError(
+            f"A value with {len(parts)} parts on {len(set(devices))} device(s) cannot be "
+            "reduced: each part has to be on a device of its own."
+        )
+    return ReplicaMesh(tuple(devices))
+
+
+def _known_parts(value: ReplicaValues) -> tuple[Any, ...]:
+    if value._values is not None:
+        return value._values
+    return (getattr(value.piece, "array", value.piece),)
+
+
+def _explain_uneven(value: ReplicaValues, mesh: ReplicaMesh) -> str:
+    rows = "\n".join(
+        f"  replica {i} ({device_name(mesh.devices[i])}): "
+        f"{getattr(part, 'shape', ())} {getattr(part, 'dtype', type(part).__name__)}"
+        for i, part in zip(mesh.local_ids, value.values)
+    )
+    return (
+        f"A reduction needs equal shapes and dtypes on all replicas, but found\n{rows}\n"
+        "This is usually a partial last batch: reduce each replica's examples first, or "
+        "use `strategy.reduce(op, value, axis=0)`."
+    )
