@@ -23,7 +23,13 @@ SCRIPTS = ("steps", "host_time", "first_step", "many_variables", "packing", "une
 
 def main() -> int:
     options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("scripts", nargs="*", choices=[[], *SCRIPTS])
+    options.add_argument(
+        "scripts",
+        nargs="*",
+        choices=[[], *SCRIPTS],  # Python 3.11 checks the empty list too
+        metavar="SCRIPT",
+        help=", ".join(SCRIPTS),
+    )
     options.add_argument("--quick", action="store_true", help="few, short rounds")
     options.add_argument("--replicas", type=int, metavar="N")
     options.add_argument("--tensorflow", metavar="PYTHON", help="for steps.py")

@@ -28,10 +28,13 @@ def test_an_unknown_cpu_says_what_to_call_first():
 
 
 @pytest.mark.parametrize(
-    "device", ["", "CPU", "CPU:", "CPU:x", "CPU:-1", "XPU:0", "/device/CPU:0", "cpu 0", 0]
+    "device",
+    ["", "CPU", "CPU:", "CPU:x", "CPU:-1", "XPU:0", "/device/CPU:0", "cpu 0", 0],
 )
 def test_a_malformed_device_shows_how_to_write_one(device):
-    with pytest.raises(ValueError, match="is not a device. Write it like 'GPU:0'") as caught:
+    with pytest.raises(
+        ValueError, match="is not a device. Write it like 'GPU:0'"
+    ) as caught:
         mx.MirroredStrategy([device, "CPU:1"])
     assert repr(device) in str(caught.value)
 

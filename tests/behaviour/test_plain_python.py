@@ -10,6 +10,7 @@ import pytest
 from helpers.engines import all_sum, mirrored, parts, per_replica, replica_id
 
 import mirrax as mx
+from mirrax._src.base.jax_compat import Tracer
 
 
 @pytest.fixture
@@ -19,7 +20,9 @@ def strategy():
 
 def test_print_prints_for_every_replica_in_order(strategy, capsys):
     x = per_replica(strategy, [1.0], [2.0])
-    strategy.run(lambda x: print("replica", int(replica_id()), "has", float(x[0])), (x,))
+    strategy.run(
+        lambda x: print("replica", int(replica_id()), "has", float(x[0])), (x,)
+    )
     assert capsys.readouterr().out == "replica 0 has 1.0\nreplica 1 has 2.0\n"
 
 
@@ -65,7 +68,7 @@ def test_side_effects_happen_every_time_and_hold_real_values(strategy):
     assert [(i, float(v)) for i, v in (history[0], history[1])] == [(0, 1.0), (1, 2.0)]
     assert history[2:4] == [3.0, 3.0]
     assert all(
-        not isinstance(v, jax.core.Tracer)
+        not isinstance(v, Tracer)
         for entry in history
         for v in (entry if isinstance(entry, tuple) else (entry,))
     )
@@ -152,10 +155,9 @@ def test_a_value_and_grad_may_branch_on_what_depends_on_variables(strategy):
         lambda w, n: w * [0.0, 1.0, 3.0, 3.0][n],
         lambda w, n: w * jnp.ones(n).sum(),
         lambda w, n: w * float(n),
-        lambda w, n: w * len(jnp.nonzero(jnp.arange(4) > 0)[0][:n]),
         lambda w, n: w * jnp.arange(4)[jnp.arange(4) == n].sum(),
     ],
-    ids=["range", "list", "shape", "float", "nonzero", "mask"],
+    ids=["range", "list", "shape", "float", "mask"],
 )
 def test_a_value_and_grad_may_use_an_array_as_a_python_number(loss, strategy):
     with strategy.scope():

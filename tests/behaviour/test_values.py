@@ -263,7 +263,8 @@ def test_parts_of_different_devices_can_be_added():
 def test_parts_of_a_value_made_from_a_function_can_be_added():
     strategy = mirrored(4)
     x = per_replica(strategy, [1.0], [2.0], [3.0], [4.0])
-    assert sum(strategy.experimental_local_results(x)).tolist() == [10.0]
+    total = sum(strategy.experimental_local_results(x))
+    assert np.asarray(total).tolist() == [10.0]
 
 
 def test_values_from_a_function_know_their_replica(strategy):

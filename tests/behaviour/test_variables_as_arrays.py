@@ -238,6 +238,6 @@ def test_two_variables_may_be_assigned_the_same_value_every_step():
         a.assign(new)
         b.assign(new)
 
-    for k in range(1, 5):
+    for _ in range(4):
         strategy.run(step, (1.0,))
     assert a.numpy().tolist() == b.numpy().tolist() == [4.0] * 3

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers.engines import all_sum, mirrored, parts, per_replica, replica_id
+from jax.sharding import NamedSharding, PartitionSpec
 
 import mirrax as mx
 
@@ -97,7 +98,7 @@ def test_the_place_of_an_array_is_no_reason():
         np.ones(2, np.float32),
         jax.device_put(jnp.ones(2), jax.devices()[0]),
         jax.device_put(jnp.ones(2), jax.devices()[3]),
-        strategy.replica_mesh.mirror(jnp.ones(2)),
+        jax.device_put(jnp.ones(2), NamedSharding(strategy.mesh, PartitionSpec())),
         strategy.reduce("MEAN", per_replica(strategy, [1.0, 1.0], [1.0, 1.0]), None),
     ]
     for x in placements:
@@ -203,7 +204,10 @@ def test_partial_batches_are_traced_once_for_each_length():
 @pytest.mark.parametrize(
     "call, message",
     [
-        (lambda k: ((jnp.ones(k + 1),), {}), r"argument 0 .*float32\[4\].*float32\[5\]"),
+        (
+            lambda k: ((jnp.ones(k + 1),), {}),
+            r"argument 0 .*float32\[4\].*float32\[5\]",
+        ),
         (lambda k: ((), {"x": [jnp.ones(k)]}), r"argument 'x'\[0\].*float32\[4\]"),
         (lambda k: ((f"mode {k}",), {}), r"argument 0 .*'mode 3' to 'mode 4'"),
         (lambda k: (([1.0] * (k + 1),), {}), r"structure of the arguments changed"),

@@ -45,7 +45,9 @@ def replica_groups(text: str) -> list[list[list[int]]]:
             groups = re.findall(r"\{([\d,]+)\}", listed[1])
             found.append([[int(i) for i in group.split(",")] for group in groups])
             continue
-        iota = re.search(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](T\([\d,]+\))?", line)
+        iota = re.search(
+            r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](T\([\d,]+\))?", line
+        )
         assert iota, line
         shape, dims = ([int(i) for i in iota[k].split(",")] for k in (1, 2))
         ids = np.arange(np.prod(dims)).reshape(dims)

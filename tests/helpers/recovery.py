@@ -17,7 +17,9 @@ from .engines import all_sum, parts, replica_id, run
 
 @contextlib.contextmanager
 def fails(
-    strategy: Any, error: type[BaseException], match: str
+    strategy: Any,
+    error: type[BaseException] | tuple[type[BaseException], ...],
+    match: str,
 ) -> Iterator[pytest.ExceptionInfo[BaseException]]:
     """The block raises `error` with a message that fits, and `strategy` works afterwards."""
     with pytest.raises(error, match=match) as caught:

@@ -59,7 +59,8 @@ class Variable:
         if self.is_on_read and self.aggregation == "SUM":
             if method != "assign":
                 raise NotAllowed
-            value = np.trunc(value / n) if self.dtype.kind == "i" else value / n
+            share = np.asarray(value) / n
+            value = np.trunc(share) if self.dtype.kind == "i" else share
         self._update(method, list(value) if is_apart else [np.asarray(value)] * n)
 
     def read(self) -> np.ndarray:
@@ -83,5 +84,9 @@ class Variable:
     def _update(self, method: str, values: Sequence[Any]) -> None:
         for i, value in enumerate(values):
             old = self.copies[i]
-            new = {"assign": value, "assign_add": old + value, "assign_sub": old - value}
+            new = {
+                "assign": value,
+                "assign_add": old + value,
+                "assign_sub": old - value,
+            }
             self.copies[i] = np.asarray(new[method]).astype(self.dtype)

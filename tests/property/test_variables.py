@@ -5,16 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from helpers.engines import both_engines, mirrored, per_replica
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import mirrax as mx
 
 from . import numpy_model as model
+from .examples import examples
 
 STRATEGIES = {n: mirrored(n) for n in range(1, 5)}
 METHODS = ["assign", "assign_add", "assign_sub"]
-quick = settings(deadline=None, max_examples=10, derandomize=True, database=None)
+AGGREGATIONS = ["NONE", "SUM", "MEAN", "ONLY_FIRST_REPLICA"]
 
 values = st.integers(0, 8).map(lambda k: k / 2)
 steps = st.lists(
@@ -26,14 +27,11 @@ steps = st.lists(
     min_size=1,
     max_size=4,
 )
-kinds = pytest.mark.parametrize(
-    "synchronization, aggregation",
-    [
-        (s, a)
-        for s in ("ON_WRITE", "ON_READ")
-        for a in ("NONE", "SUM", "MEAN", "ONLY_FIRST_REPLICA")
-    ],
-)
+
+
+def assert_close(mine, theirs):
+    # A mean of three is a product with 1/3 in one place and a quotient in the other.
+    np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-5)
 
 
 class Pair:
@@ -84,33 +82,34 @@ class Pair:
         copies = self.strategy.experimental_local_results(self.variable)
         for mine, theirs in zip(copies, self.model.copies):
             assert mine.dtype == theirs.dtype
-            np.testing.assert_allclose(mine, theirs, rtol=1e-5)
+            assert_close(mine, theirs)
         inside = self.strategy.run(lambda: self.variable.read_value())
         for mine, theirs in zip(
             self.strategy.experimental_local_results(inside), self.model.copies
         ):
-            np.testing.assert_allclose(mine, theirs, rtol=1e-5)
+            assert_close(mine, theirs)
         try:
             expected = self.model.read()
         except model.NotAllowed:
             with pytest.raises(ValueError, match="aggregation NONE"):
                 self.variable.read_value()
         else:
-            np.testing.assert_allclose(self.variable.read_value(), expected, rtol=1e-5)
+            assert_close(self.variable.read_value(), expected)
             with self.strategy.scope():
-                np.testing.assert_allclose(self.variable.numpy(), expected, rtol=1e-5)
+                assert_close(self.variable.numpy(), expected)
 
 
 @both_engines
-@kinds
-@quick
+@pytest.mark.parametrize("synchronization", ["ON_WRITE", "ON_READ"])
+@examples(25)
 @given(
     n=st.integers(1, 4),
+    aggregation=st.sampled_from(AGGREGATIONS),
     shape=st.sampled_from([(), (2,)]),
     dtype=st.sampled_from(["float32", "int32"]),
     steps=steps,
 )
-def test_assignments(engine, synchronization, aggregation, n, shape, dtype, steps):
+def test_assignments(engine, synchronization, n, aggregation, shape, dtype, steps):
     dtype = "float32" if aggregation == "MEAN" else dtype
     pair = Pair(n, synchronization, aggregation, shape, dtype, engine)
     pair.check()
@@ -119,13 +118,13 @@ def test_assignments(engine, synchronization, aggregation, n, shape, dtype, step
         pair.check()
 
 
-@quick
+@examples(15)
 @given(
     n=st.integers(1, 3),
     kinds=st.lists(
         st.tuples(
             st.sampled_from(["ON_WRITE", "ON_READ"]),
-            st.sampled_from(["SUM", "MEAN", "ONLY_FIRST_REPLICA"]),
+            st.sampled_from(AGGREGATIONS[1:]),
         ),
         min_size=2,
         max_size=3,
@@ -151,7 +150,7 @@ def test_one_compiled_step_assigns_many_variables(n, kinds, methods, numbers):
     def step(x):
         for v, method in zip(variables, methods):
             getattr(v, method)(x)
-            getattr(v, "assign_add")(x)
+            v.assign_add(x)
 
     for _ in range(2):
         strategy.run(step, (per_replica(strategy, *parts),))
@@ -159,16 +158,16 @@ def test_one_compiled_step_assigns_many_variables(n, kinds, methods, numbers):
             m.in_replicas(method, parts)
             m.in_replicas("assign_add", parts)
             for mine, theirs in zip(strategy.experimental_local_results(v), m.copies):
-                np.testing.assert_allclose(mine, theirs, rtol=1e-5)
-            np.testing.assert_allclose(v.read_value(), m.read(), rtol=1e-5)
+                assert_close(mine, theirs)
+            assert_close(v.read_value(), m.read())
 
 
 @pytest.mark.parametrize("is_compiled", [False, True])
-@quick
+@examples(15)
 @given(
     n=st.integers(1, 4),
     synchronization=st.sampled_from(["ON_WRITE", "ON_READ"]),
-    aggregation=st.sampled_from(["SUM", "MEAN", "ONLY_FIRST_REPLICA"]),
+    aggregation=st.sampled_from(AGGREGATIONS[1:]),
     method=st.sampled_from(METHODS),
     numbers=st.lists(values, min_size=4, max_size=4),
 )
@@ -197,10 +196,10 @@ def test_cross_replica_code_around_run(
     step = mx.function(step) if is_compiled else step
     for _ in range(2):
         before, after = step(per_replica(strategy, *parts))
-        np.testing.assert_allclose(before, expected.read(), rtol=1e-5)
+        assert_close(before, expected.read())
         expected.in_replicas(method, parts)
-        np.testing.assert_allclose(after, expected.read(), rtol=1e-5)
+        assert_close(after, expected.read())
         expected.across("assign", expected.read() * np.float32(0.5))
         copies = strategy.experimental_local_results(v)
         for mine, theirs in zip(copies, expected.copies):
-            np.testing.assert_allclose(mine, theirs, rtol=1e-5)
+            assert_close(mine, theirs)

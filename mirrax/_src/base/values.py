@@ -117,8 +117,19 @@ class ReplicaValues:
         """This worker's parts, each on its own device."""
         values = self._values
         if values is None:
+            self._check_alive()
             values = self._values = self.piece.parts()
         return values
+
+    def _check_alive(self) -> None:
+        array = getattr(self.piece, "array", self.piece)
+        if isinstance(array, Tracer) or not array.is_deleted():
+            return
+        raise RuntimeError(
+            f"This {type(self).__name__} value ({array.aval.str_short()}) was donated to a "
+            "compiled function (`donate_argnums`), whose results took over its memory. Use "
+            "what that call returned."
+        )
 
     def __repr__(self) -> str:
         rows = ",\n".join(f"  {i}: {value!r}" for i, value in enumerate(self.values))
@@ -163,6 +174,7 @@ class Mirrored(ReplicaValues, ArrayLike):
     def values(self) -> tuple[Any, ...]:
         if self._values is None:
             array = self.piece
+            self._check_alive()
             if isinstance(array, Tracer):
                 return (array,) * context.current().strategy.num_replicas_in_sync
             self._values = copies_of(array)
@@ -238,17 +250,25 @@ def stack(value: ReplicaValues, mesh: ReplicaMesh) -> Stacked:
     if isinstance(value.piece, Stacked) and value.piece.mesh == mesh:
         return value.piece
     parts = value.values
-    if len(parts) != len(mesh.local_ids):
-        raise ValueError(
-            f"A value with {len(parts)} parts cannot be used with a strategy that has "
-            f"{len(mesh.local_ids)} replicas on this worker."
-        )
+    check_parts(value, mesh)
     if not all(is_array(p) or is_number(p) or isinstance(p, bool) for p in parts):
         raise UnevenError
     if any(isinstance(part, Tracer) for part in parts):
         return _stack_traced(parts, mesh)
     with jax.ensure_compile_time_eval():
         return _stack_concrete(value, parts, mesh)
+
+
+def check_parts(value: ReplicaValues, mesh: ReplicaMesh) -> None:
+    """Raises if `value` was not made for as many replicas as `mesh` has here."""
+    found, needed = len(value.values), len(mesh.local_ids)
+    if found != needed:
+        raise ValueError(
+            f"A {type(value).__name__} value with {found} parts cannot be used with a "
+            f"strategy that has {needed} replicas here. Make it with "
+            "`strategy.experimental_distribute_values_from_function`, or give it one part "
+            "for each replica."
+        )
 
 
 def _stack_concrete(
@@ -284,7 +304,7 @@ def to_device(value: Any, device: Device) -> jax.Array:
         return value
     if not isinstance(value, jax.Array):
         value = jnp.asarray(value) if is_number(value) else np.asarray(value)
-    return jax.device_put(value, device)
+    return uncommitted(jax.device_put(value, device))
 
 
 def on_device(value: Any, device: Device) -> Any:

@@ -19,7 +19,13 @@ from mirrax._src.base.devices import device_name
 from mirrax._src.base.jax_compat import Tracer
 from mirrax._src.base.mesh import AXIS_NAME, ReplicaMesh
 from mirrax._src.base.reduce_op import ReduceOp
-from mirrax._src.base.values import InProgram, ReplicaValues, UnevenError, stack
+from mirrax._src.base.values import (
+    InProgram,
+    ReplicaValues,
+    UnevenError,
+    on_device,
+    stack,
+)
 from mirrax._src.collectives.destinations import Destinations, place
 from mirrax._src.collectives.launch import launch
 from mirrax._src.collectives.options import CommunicationOptions
@@ -134,9 +140,9 @@ def gather_parts(value: ReplicaValues, mesh: ReplicaMesh, axis: int) -> jax.Arra
     try:
         return launch(GatherProgram(axis), mesh, [stack(value, mesh)])[0]
     except UnevenError:
-        joined = jnp.concatenate(
-            [jnp.asarray(part) for part in value.values], axis=axis
-        )
+        first = mesh.local_devices[0]
+        parts = [on_device(jnp.asarray(part), first) for part in value.values]
+        joined = jnp.concatenate(parts, axis=axis)
         return joined if isinstance(joined, Tracer) else mesh.mirror(joined)
 
 

@@ -17,9 +17,9 @@ import jax
 from mirrax._src.base import context
 from mirrax._src.base.jax_compat import in_trace
 from mirrax._src.base.values import PyTree
-from mirrax._src.engines.fingerprint import Lifted, lift
+from mirrax._src.engines.fingerprint import Lifted, describe_objects, lift
 from mirrax._src.engines.program import Staged
-from mirrax._src.engines.signature import Signature, sort_arguments
+from mirrax._src.engines.signature import Signature, Static, sort_arguments
 from mirrax._src.engines.staging import stage_call
 from mirrax._src.state.frame import RunEagerly
 from mirrax._src.state.variable import Variable
@@ -86,8 +86,19 @@ def run_block(
     lifted = lift(fn)
     if lifted is None:
         return inline(fn)(*args, **kwargs)
-    signature, arrays = sort_arguments((lifted.arrays, *args), kwargs, None)
-    full_key = (key, lifted.key, signature, tuple(map(jax.typeof, arrays)), _device())
+    signature, arrays, _ = sort_arguments((lifted.arrays, *args), kwargs, None)
+    statics = [k.value for k in signature.kinds if isinstance(k, Static)]
+    objects = describe_objects(statics)
+    if objects is None:
+        return inline(fn)(*args, **kwargs)
+    full_key = (
+        objects,
+        key,
+        lifted.key,
+        signature,
+        tuple(map(jax.typeof, arrays)),
+        _device(),
+    )
     if full_key in _blocks:
         block = _blocks[full_key]
     else:
@@ -120,4 +131,4 @@ def _make_block(
 
 def _device() -> Any:
     here = context.current()
-    return (here.strategy, context.local_index(here))
+    return (here.strategy, here.replica is None, context.local_index(here))

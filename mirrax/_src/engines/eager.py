@@ -15,6 +15,7 @@ from mirrax._src.base.values import (
     Mirrored,
     PerReplica,
     PyTree,
+    check_parts,
     is_array,
     is_distributed,
     is_leaf,
@@ -40,9 +41,9 @@ def run_eagerly(
     def localize(local_index: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
         def own(leaf: Any) -> Any:
             if is_distributed(leaf):
-                return on_device(
-                    leaf.values[local_index], mesh.local_devices[local_index]
-                )
+                check_parts(leaf, mesh)
+                device = mesh.local_devices[local_index]
+                return on_device(leaf.values[local_index], device)
             return mesh.local_view(leaf, local_index)
 
         return jax.tree.map(own, (args, kwargs), is_leaf=is_leaf)
@@ -51,7 +52,11 @@ def run_eagerly(
         own_args, own_kwargs = localize(0)
         alone = replace(caller, replica=ReplicaContext(strategy))
         with context.enter(alone), jax.default_device(mesh.local_devices[0]):
-            return fn(*own_args, **own_kwargs)
+            try:
+                return fn(*own_args, **own_kwargs)
+            except Exception as error:
+                error.add_note(f"Raised in {strategy.describe_replica(0)}.")
+                raise
 
     meeting = Meeting(strategy.describe_replica)
     apply_settings = thread_settings()

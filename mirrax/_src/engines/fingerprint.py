@@ -84,6 +84,15 @@ def lift(fn: Callable[..., PyTree], *, exactly: bool = True) -> Lifted | None:
     return Lifted(key, tuple(arrays), lambda new: _with_cells(fn, iter(new)))
 
 
+def describe_objects(values: Sequence[Any]) -> Any:
+    """A key for objects as they are now; None if they may change unseen."""
+    describer = _Describer(exactly=True)
+    try:
+        return tuple(describer.value(value, None, ()) for value in values)
+    except (_Unknown, TypeError, ValueError):
+        return None
+
+
 class _Describer:
     """Makes a key of what a function reaches."""
 
@@ -125,7 +134,8 @@ class _Describer:
             is_mutable = isinstance(value, np.ndarray) and value.flags.writeable
             if self._exactly and is_mutable:
                 raise _Unknown
-            return value if isinstance(value, float) else Static(value)
+            # By its text, which tells 0.0 and -0.0 apart.
+            return repr(value) if isinstance(value, float) else Static(value)
         if isinstance(value, _PLAIN):
             return (type(value), repr(value) if isinstance(value, slice) else value)
         if isinstance(value, Variable):
@@ -164,7 +174,8 @@ class _Describer:
         is_container = isinstance(value, dict | list | tuple | set | types.MethodType)
         if is_distributed(value) or is_container or not _is_users(type(value)):
             raise _Unknown
-        if not hasattr(value, "__dict__"):
+        has_slots = any(vars(cls).get("__slots__") for cls in type(value).__mro__)
+        if has_slots or not hasattr(value, "__dict__"):
             raise _Unknown
 
         def describe() -> Any:

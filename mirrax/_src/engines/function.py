@@ -5,13 +5,13 @@ from __future__ import annotations
 import functools
 import inspect
 import types
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, overload
 
 import jax
 
 from mirrax._src.base import context
+from mirrax._src.base.errors import warn_user
 from mirrax._src.base.jax_compat import in_trace
 from mirrax._src.base.mesh import ReplicaMesh
 from mirrax._src.base.values import PyTree, UnevenError, is_array, is_leaf
@@ -24,6 +24,7 @@ from mirrax._src.engines.signature import (
     Signature,
     Split,
     Static,
+    freeze,
     mesh_of_arguments,
     sort_arguments,
 )
@@ -113,11 +114,38 @@ class Function:
             if isinstance(static_argnames, str)
             else tuple(static_argnames)
         )
+        self._check_names()
         self._programs: dict[Any, list[Program]] = {}
         self._last: dict[Any, Program] = {}
         self._last_key: Any = None
         self._inner: dict[Any, Function] = {}
         self.cuts: dict[Any, list[Any]] = {}  # for uneven batches
+
+    def _check_names(self) -> None:
+        """Raises for an argument that is named but that the function does not have."""
+        try:
+            parameters = inspect.signature(self.fn).parameters.values()
+        except (TypeError, ValueError):
+            return  # a function without a signature
+        kinds = {p.kind for p in parameters}
+        for name in self._static:
+            known = {p.name for p in parameters}
+            if name not in known and inspect.Parameter.VAR_KEYWORD not in kinds:
+                raise ValueError(
+                    f"`static_argnames` names {name!r}, but {self!r} has no such argument; it "
+                    f"has {', '.join(known)}."
+                )
+        by_position = (
+            inspect.Parameter.POSITIONAL_ONLY,
+            inspect.Parameter.POSITIONAL_OR_KEYWORD,
+        )
+        count = sum(p.kind in by_position for p in parameters)
+        for i in self._donate:
+            if not 0 <= i < count and inspect.Parameter.VAR_POSITIONAL not in kinds:
+                raise ValueError(
+                    f"`donate_argnums` names argument {i}, but {self!r} has {count} "
+                    "positional argument(s), counted from 0."
+                )
 
     def __repr__(self) -> str:
         return f"<mx.function {getattr(self.fn, '__qualname__', self.fn)}>"
@@ -144,8 +172,7 @@ class Function:
         try:
             return self._execute(
                 mesh,
-                args,
-                kwargs,
+                *self._freeze(args, kwargs),
                 lambda signature, arrays: stage_call(
                     self._thawing_fn(), signature, arrays, mesh
                 ),
@@ -161,6 +188,7 @@ class Function:
         if functions_run_eagerly():
             return run_eagerly(strategy, self.fn, args, kwargs)
         fn = self._thawing_fn()
+        args, kwargs = self._freeze(args, kwargs)
         try:
             return self._execute(
                 strategy.replica_mesh,
@@ -211,31 +239,25 @@ class Function:
         stage: Callable[[Signature, list[Any]], Staged],
         place: Any,
     ) -> PyTree:
-        if self._static:
-            args, kwargs = self._freeze(args, kwargs)
-        signature, arrays = sort_arguments(args, kwargs, mesh)
+        is_run = not isinstance(place, tuple)
+        signature, arrays, given = sort_arguments(args, kwargs, mesh, not is_run)
         last = self._last.get(place)
         if last is not None and last.signature == signature:
             # JAX itself finds out whether shapes have changed: it then traces again.
             try:
-                return last(arrays)
+                return last(arrays, given)
             except SignatureChanged:
                 pass
-        key = (place, signature, tuple(map(jax.typeof, arrays)))
+        key = (place, signature, tuple(map(_shape, arrays)))
         candidates = self._programs.setdefault(key, [])
-        for program in candidates:
-            if program is not last and program.layouts_match():
-                self._last[place] = program
-                try:
-                    return program(arrays)
-                except SignatureChanged:
-                    candidates.remove(program)
-                    break
-        program = Program(stage(signature, arrays), self._donated_leaves(signature))
-        self.note_trace(key)
-        candidates.append(program)
+        program = next((p for p in candidates if p.layouts_match()), None)
+        if program is None:
+            staged = stage(signature, arrays)
+            program = Program(staged, self._donated_leaves(signature))
+            self.note_trace(key)
+            candidates.append(program)
         self._last[place] = program
-        return program(arrays)
+        return program.compile_and_call(arrays, given)
 
     def _donated_leaves(self, signature: Signature) -> list[bool]:
         if not self._donate:
@@ -259,10 +281,12 @@ class Function:
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments, with those named in `static_argnames` made static."""
+        if not self._static:
+            return args, kwargs
         bound = inspect.signature(self.fn).bind(*args, **kwargs)
         for name in self._static:
             if name in bound.arguments:
-                bound.arguments[name] = Frozen(bound.arguments[name])
+                bound.arguments[name] = freeze(name, bound.arguments[name])
         return bound.args, bound.kwargs
 
     def _thawing_fn(self) -> Callable[..., Any]:
@@ -293,13 +317,17 @@ class Function:
         if self.trace_count < _WARN_AFTER or self.trace_count % _WARN_AFTER:
             return
         name = getattr(self.fn, "__name__", str(self.fn))
-        warnings.warn(
+        warn_user(
             f"{name!r} has been traced {self.trace_count} times. The last time because "
             f"{_explain_change(previous, key)}. Each trace compiles again, which is slow: "
             "pass changing numbers as arrays or plain numbers, keep shapes the same (pad, "
-            "or drop the last batch), and avoid new objects as arguments.",
-            stacklevel=2,
+            "or drop the last batch), and avoid new objects as arguments."
         )
+
+
+def _shape(array: Any) -> Any:
+    aval = jax.typeof(array)
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
 
 
 def _is_data(leaf: Any) -> bool:
@@ -320,10 +348,21 @@ def _explain_change(old: Any, new: Any) -> str:
         if before != now:
             return f"{path} changed from {_show_kind(before)} to {_show_kind(now)}"
     dynamic = [p for p, k in zip(paths, signature.kinds) if not isinstance(k, Static)]
-    for path, before, now in zip(dynamic, old[2], avals):
+    count = getattr(new[0], "num_replicas_in_sync", 1)
+    for path, kind, before, now in zip(dynamic, signature.array_kinds(), old[2], avals):
         if before != now:
-            return f"{path} changed from {before.str_short()} to {now.str_short()}"
+            shown = [_show_shape(aval, kind, count) for aval in (before, now)]
+            return f"{path} changed from {shown[0]} to {shown[1]}"
     return "the copies of a variable are now different on each replica, or no longer so"
+
+
+def _show_shape(aval: Any, kind: Any, count: int) -> str:
+    """An argument's dtype and shape, as one replica sees it."""
+    shape = list(aval.shape)
+    if isinstance(kind, Split):
+        shape = [] if kind.is_scalar else [shape[0] // count, *shape[1:]]
+    weak = ", weakly typed" if aval.weak_type else ""
+    return f"{aval.dtype.name}[{','.join(map(str, shape))}]{weak}"
 
 
 def _show_kind(kind: Any) -> str:

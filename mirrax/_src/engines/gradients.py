@@ -91,7 +91,6 @@ def _differentiate(
 ) -> tuple[Any, PyTree]:
     outer = context.current()
     written: list[Variable] = []
-    deferred: list[tuple[Variable, Any]] = []
 
     def pure(values: list[jax.Array]) -> tuple[jax.Array, Any]:
         frame = Frame(
@@ -106,18 +105,12 @@ def _differentiate(
             result = fn(*args, **kwargs)
         value, aux = _split_result(result, has_aux)
         written[:] = frame.writes
-        deferred[:] = [(variable, update) for variable, _, update in frame.deferred]
-        waiting = [value for _, value, _ in frame.deferred]
-        return value, (aux, list(frame.writes.values()), waiting)
+        return value, (aux, list(frame.writes.values()))
 
     values = [v.read_value() for v in variables]
-    (value, (aux, writes, waiting)), gradients = jax.value_and_grad(pure, has_aux=True)(
-        values
-    )
+    (value, (aux, writes)), gradients = jax.value_and_grad(pure, has_aux=True)(values)
     for variable, new in zip(written, writes):
-        variable.store_local(new)
-    for (variable, update), new in zip(deferred, waiting):
-        variable.assign_with(new, update)
+        variable.store_agreed(new)
     return ((value, aux) if has_aux else value), jax.tree.unflatten(tree, gradients)
 
 

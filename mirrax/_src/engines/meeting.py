@@ -7,13 +7,13 @@ they asked for and starts the next round. A failure of one replica wakes all the
 
 from __future__ import annotations
 
-import sys
+import contextvars
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import mirrax
+from mirrax._src.base.errors import sentence
 
 
 class _Abandoned(BaseException):
@@ -26,12 +26,14 @@ class Request:
 
     Attributes:
         what: The name to show, such as `merge_call`.
+        detail: What has to be equal on all replicas, such as the reduction.
         where: The user's line that asked.
         act: Given every replica's payload, returns every replica's answer.
         payload: What this replica brings.
     """
 
     what: str
+    detail: str
     where: str
     act: Callable[[list[Any]], Sequence[Any]]
     payload: Any
@@ -52,7 +54,10 @@ class _Replica:
         self.result: Any = None
         self.error: BaseException | None = None
         self.is_done = False
-        self._thread = threading.Thread(target=self._main, name=name, daemon=True)
+        main = contextvars.copy_context().run
+        self._thread = threading.Thread(
+            target=main, args=(self._main,), name=name, daemon=True
+        )
         self._thread.start()
 
     def _main(self) -> None:
@@ -141,7 +146,7 @@ class Meeting:
         assert first is not None
         if ended:
             raise RuntimeError(
-                f"{self._describe(ended[0]).capitalize()} returned while "
+                f"{sentence(self._describe(ended[0]))} returned while "
                 f"{self._describe(waiting[0])} waits in `{first.what}` ({first.where}).\n"
                 f"Every replica has to call `{first.what}` equally often; look for an `if` "
                 "that depends on the replica id."
@@ -151,26 +156,17 @@ class Meeting:
             assert request is not None
             if request.what != first.what:
                 raise RuntimeError(
-                    f"{self._describe(i).capitalize()} called `{request.what}` "
+                    f"{sentence(self._describe(i))} called `{request.what}` "
                     f"({request.where}) while {self._describe(0)} waits in `{first.what}` "
                     f"({first.where}).\nEvery replica has to make the same calls in the "
                     "same order; look for an `if` that depends on the replica id."
                 )
-
-
-_PACKAGE = mirrax.__path__[0]
-
-
-def users_line() -> str:
-    """The innermost line outside mirrax and JAX: `train.py:31`."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None:
-        name = frame.f_code.co_filename
-        if (
-            not name.startswith(_PACKAGE)
-            and "/jax/" not in name
-            and "<string>" not in name
-        ):
-            break
-        frame = frame.f_back
-    return f"{frame.f_code.co_filename.rsplit('/', 1)[-1]}:{frame.f_lineno}"
+        details = [r.request.detail for r in self._replicas if r.request is not None]
+        for i, detail in enumerate(details):
+            if detail != details[0]:
+                raise ValueError(
+                    f"Replicas call `{first.what}` ({first.where}) differently:\n"
+                    f"  {self._describe(0)}: {details[0]}\n  {self._describe(i)}: {detail}\n"
+                    "Every replica has to make the same call; look for an `if` that depends "
+                    "on the replica id."
+                )

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from mirrax._src.base.logical import after_launch, launching
 from mirrax._src.base.mesh import ReplicaMesh
 from mirrax._src.base.values import PyTree
-from mirrax._src.engines.signature import SAME, Kind, Signature, placed
+from mirrax._src.engines.signature import SAME, Kind, Signature, Split, placed
 from mirrax._src.engines.spmd import layout_in, stored_form
 from mirrax._src.state.distributed import DistributedVariable
 from mirrax._src.state.variable import Variable, shared
@@ -37,7 +37,8 @@ class Staged:
         apply: From the arrays of `reads` and of the arguments to those of the result and
             the new ones of `writes`.
         result: From the arrays of the result and of the arguments to what is returned.
-        mesh: Where the program runs, if on several devices.
+        mesh: Where the program runs, if that is known.
+        moves_arguments: Whether argument arrays may not be there yet.
         forwarded: The variables whose array somebody else may hold after a call.
     """
 
@@ -49,6 +50,7 @@ class Staged:
     ]
     result: Callable[[Sequence[jax.Array], Sequence[Any]], PyTree]
     mesh: ReplicaMesh | None
+    moves_arguments: bool
     forwarded: frozenset[Variable]
 
 
@@ -62,7 +64,10 @@ class Program:
         # Donated: what is both read and written. Kept: what is only read.
         self._reused = [v for v in staged.reads if v in staged.writes]
         self._kept = [v for v in staged.reads if v not in staged.writes]
-        self._written = list(staged.writes)
+        # JAX reuses donated memory for outputs of the same shape in the order of both
+        # lists, so that what is updated in place comes first, in the order of the inputs.
+        others = [v for v in staged.writes if v not in staged.reads]
+        self._written = [*self._reused, *others]
         # What needs more than taking the stored array and storing the new one.
         every = {**staged.reads, **staged.writes}
         self._is_plain = all(
@@ -80,15 +85,21 @@ class Program:
             layout_in(v, v.stored)[0] == k for v, k in self._staged.reads.items()
         )
 
-    def __call__(self, arrays: list[Any]) -> PyTree:
+    def __call__(self, arrays: list[Any], given: list[Any]) -> PyTree:
+        """The function's result; `arrays` are the leaves `given` as the program takes them."""
         # One at a time: a second thread must not take arrays that are being donated.
         with launching:
             if shared:
                 self._unshare()
-            results, written = self._launch(*self._inputs(arrays))
+            written, results = self._launch(*self._inputs(arrays))
             self._store(written)
         after_launch(written or results)
-        return self._staged.result(results, arrays)
+        return self._staged.result(results, given)
+
+    def compile_and_call(self, arrays: list[Any], given: list[Any]) -> PyTree:
+        """As a call, but JAX may trace the program again: for other placements, say."""
+        self._sealed = False
+        return self(arrays, given)
 
     def _inputs(self, arrays: Sequence[Any]) -> tuple[list[Any], ...]:
         """The four lists of arrays that the compiled function takes."""
@@ -99,18 +110,26 @@ class Program:
             )
         else:
             reused, kept = self._arrays_of(self._reused), self._arrays_of(self._kept)
-        given = arrays
-        if self._staged.mesh is not None:
-            given = [placed(array, self._staged.mesh) for array in arrays]
+        if self._staged.moves_arguments:
+            kinds = self.signature.array_kinds()
+            arrays = [
+                a if isinstance(k, Split) else placed(a, self._staged.mesh)
+                for a, k in zip(arrays, kinds)
+            ]
         if True not in self._donated:
-            return reused, [], kept, list(given)
-        donated = [a for a, d in zip(given, self._donated) if d]
+            return reused, [], kept, list(arrays)
+        donated = [a for a, d in zip(arrays, self._donated) if d]
         if len({id(a) for a in donated}) < len(donated):
             raise ValueError(
                 "An array is donated twice: it stands at two places of the arguments that "
                 "`donate_argnums` names. Copy it first, `jnp.copy(x)`."
             )
-        return reused, donated, kept, [a for a, d in zip(given, self._donated) if not d]
+        return (
+            reused,
+            donated,
+            kept,
+            [a for a, d in zip(arrays, self._donated) if not d],
+        )
 
     def _launch(
         self, reused: list[Any], donated: list[Any], kept: list[Any], arrays: list[Any]
@@ -144,17 +163,20 @@ class Program:
             for variable, value in zip(self._written, written):
                 variable.stored = value
         else:
-            for (variable, kind), value in zip(self._staged.writes.items(), written):
+            for variable, value in zip(self._written, written):
+                kind = self._staged.writes[variable]
                 variable.stored = stored_form(variable, value, kind)
         if self._staged.forwarded:
             shared.update(v.number for v in self._staged.forwarded)
 
     def _arrays_of(self, variables: Sequence[Variable]) -> list[jax.Array]:
-        arrays = [layout_in(v, v.stored)[1] for v in variables]
-        if self._staged.mesh is None:
-            return arrays
         # An ordinary variable may have been left on the devices of another strategy.
-        return [placed(array, self._staged.mesh) for array in arrays]
+        return [
+            layout_in(v, v.stored)[1]
+            if isinstance(v, DistributedVariable)
+            else placed(v.stored, self._staged.mesh)
+            for v in variables
+        ]
 
     def _unshare(self) -> None:
         """Gives each variable that will be donated an array of its own."""
@@ -171,7 +193,11 @@ class Program:
         values = dict(zip(self._reused + self._kept, reused + kept))
         rest, given = iter(arrays), iter(donated)
         every = [next(given) if d else next(rest) for d in self._donated]
-        return self._staged.apply([values[v] for v in self._staged.reads], every)
+        results, new = self._staged.apply(
+            [values[v] for v in self._staged.reads], every
+        )
+        written = dict(zip(self._staged.writes, new))
+        return [written[v] for v in self._written], results
 
     def lower(self, arrays: Sequence[Any]) -> Any:
         """JAX's lowered form, to look at what was compiled."""

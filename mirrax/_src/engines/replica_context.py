@@ -13,7 +13,8 @@ from jax import lax
 
 from mirrax._src.base import context
 from mirrax._src.base.devices import device_name
-from mirrax._src.base.jax_compat import Device, Tracer
+from mirrax._src.base.errors import users_line
+from mirrax._src.base.jax_compat import Device, Tracer, uncommitted
 from mirrax._src.base.mesh import AXIS_NAME
 from mirrax._src.base.reduce_op import ReduceOp, parse_reduce_op
 from mirrax._src.base.values import (
@@ -29,7 +30,7 @@ from mirrax._src.base.values import (
 from mirrax._src.collectives.destinations import copy_to
 from mirrax._src.collectives.options import CommunicationOptions
 from mirrax._src.collectives.sparse import IndexedSlices
-from mirrax._src.engines.meeting import Meeting, Request, users_line
+from mirrax._src.engines.meeting import Meeting, Request
 from mirrax._src.state.frame import RunEagerly
 
 _MergeLeaves = Callable[..., list[Any]]
@@ -107,7 +108,9 @@ class ReplicaContext:
         def pull_back(leaves: list[Any], gradients: list[Any]) -> list[Any]:
             return self.all_reduce(op, gradients, options)
 
-        reduced = self._collective(f"all_reduce({op.name})", merge, leaves, pull_back)
+        reduced = self._collective(
+            "all_reduce", f"{op.name} of {_show_tree(tree)}", merge, leaves, pull_back
+        )
         return jax.tree.unflatten(tree, reduced)
 
     def all_gather(
@@ -141,7 +144,13 @@ class ReplicaContext:
                 for total, start, leaf in zip(summed, starts, leaves)
             ]
 
-        gathered = self._collective("all_gather", merge, leaves, pull_back)
+        gathered = self._collective(
+            "all_gather",
+            f"along axis {axis} of {_show_tree(tree)}",
+            merge,
+            leaves,
+            pull_back,
+        )
         return jax.tree.unflatten(tree, gathered)
 
     def merge_call(
@@ -170,10 +179,15 @@ class ReplicaContext:
         return self._merge(what, merge_fn, args, kwargs or {})
 
     def _collective(
-        self, what: str, merge: _MergeLeaves, leaves: list[Any], pull_back: _PullBack
+        self,
+        what: str,
+        detail: str,
+        merge: _MergeLeaves,
+        leaves: list[Any],
+        pull_back: _PullBack,
     ) -> list[Any]:
         """`merge` of all replicas' leaves. A program's own gradient needs no `pull_back`."""
-        return list(self._merge(what, merge, tuple(leaves), {}))
+        return list(self._merge(what, merge, tuple(leaves), {}, detail))
 
     def _merge(
         self,
@@ -181,6 +195,7 @@ class ReplicaContext:
         merge_fn: Callable[..., PyTree],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
+        detail: str = "",
     ) -> PyTree:
         """One replica alone: `merge_fn` runs here and now."""
         with context.changed(replica=None, updating=None):
@@ -213,6 +228,7 @@ class SpmdReplicaContext(ReplicaContext):
         merge_fn: Callable[..., PyTree],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
+        detail: str = "",
     ) -> PyTree:
         count = self.num_replicas_in_sync
 
@@ -259,11 +275,16 @@ class EagerReplicaContext(ReplicaContext):
         self._shared_results = shared_results
 
     def _collective(
-        self, what: str, merge: _MergeLeaves, leaves: list[Any], pull_back: _PullBack
+        self,
+        what: str,
+        detail: str,
+        merge: _MergeLeaves,
+        leaves: list[Any],
+        pull_back: _PullBack,
     ) -> list[Any]:
         if any(isinstance(x, Tracer) for x in jax.tree.leaves(leaves)):
-            return self._differentiable(what, merge, pull_back)(leaves)
-        return list(self._merge(what, merge, tuple(leaves), {}))
+            return self._differentiable(what, detail, merge, pull_back)(leaves)
+        return list(self._merge(what, merge, tuple(leaves), {}, detail))
 
     def _merge(
         self,
@@ -271,6 +292,7 @@ class EagerReplicaContext(ReplicaContext):
         merge_fn: Callable[..., PyTree],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
+        detail: str = "",
     ) -> PyTree:
         frame = context.current().frame
         if frame is not None and frame.is_staged:
@@ -284,6 +306,7 @@ class EagerReplicaContext(ReplicaContext):
             )
         request = Request(
             what,
+            detail,
             users_line(),
             functools.partial(self._act, what),
             (merge_fn, args, kwargs),
@@ -291,13 +314,13 @@ class EagerReplicaContext(ReplicaContext):
         return self._meeting.meet(self.local_index, request)
 
     def _differentiable(
-        self, what: str, merge: _MergeLeaves, pull_back: _PullBack
+        self, what: str, detail: str, merge: _MergeLeaves, pull_back: _PullBack
     ) -> Callable[[list[Any]], list[Any]]:
         """The collective as a function that `jax.grad` can go through in an eager replica."""
 
         @jax.custom_vjp
         def meet(leaves: list[Any]) -> list[Any]:
-            return list(self._merge(what, merge, tuple(leaves), {}))
+            return list(self._merge(what, merge, tuple(leaves), {}, detail))
 
         meet.defvjp(
             lambda leaves: (meet(leaves), leaves),
@@ -340,6 +363,10 @@ def _start_positions(strategy: Any, *lengths: Any) -> list[PerReplica]:
     ]
 
 
+def _show_tree(tree: Any) -> str:
+    return str(tree).removeprefix("PyTreeDef(").removesuffix(")")
+
+
 def check_gather_axis(value: Any, axis: int) -> None:
     """Raises the error of a gather that cannot be: scalars, or an axis that is not there."""
     ndim = np.ndim(value) if not hasattr(value, "ndim") else value.ndim
@@ -358,4 +385,5 @@ def _is_sparse(value: Any) -> bool:
 
 @functools.lru_cache(maxsize=1024)
 def _replica_id(replica_id: int, device: Device) -> jax.Array:
-    return jax.device_put(np.int32(replica_id), device)
+    with jax.ensure_compile_time_eval():  # also when it is asked for in a trace
+        return uncommitted(jax.device_put(np.int32(replica_id), device))

@@ -44,14 +44,6 @@ class Frozen:
 
     value: Any
 
-    def __post_init__(self) -> None:
-        try:
-            hash(self.value)
-        except TypeError:
-            raise TypeError(
-                f"A static argument (`static_argnames`) must be hashable, got {self.value!r}."
-            ) from None
-
     def __eq__(self, other: object) -> bool:
         return (
             isinstance(other, Frozen)
@@ -61,6 +53,18 @@ class Frozen:
 
     def __hash__(self) -> int:
         return hash((type(self.value), self.value))
+
+
+def freeze(name: str, value: Any) -> Frozen:
+    """The argument `name`, which the user wants static."""
+    try:
+        hash(value)
+    except TypeError:
+        raise TypeError(
+            f"Argument {name!r} is static (`static_argnames`), so it must be hashable, to be "
+            f"compared with that of other calls; got {value!r}."
+        ) from None
+    return Frozen(value)
 
 
 _COMPARED = (str, bytes, bool, frozenset, type, enum.Enum, Frozen)
@@ -135,9 +139,15 @@ def argument_path(path: tuple[Any, ...]) -> str:
 
 
 def sort_arguments(
-    args: tuple[Any, ...], kwargs: dict[str, Any], mesh: ReplicaMesh | None
-) -> tuple[Signature, list[Any]]:
-    """The signature of a call and its arrays, placed for programs on `mesh`.
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    mesh: ReplicaMesh | None,
+    tell_mirrored: bool = False,
+) -> tuple[Signature, list[Any], list[Any]]:
+    """The signature of a call, its arrays placed for programs on `mesh`, and as given.
+
+    A replica gets the same from a `Mirrored` as from an array; `tell_mirrored` is for
+    cross-replica code, which does not.
 
     Raises:
         UnevenError: If a per-replica argument does not fit in one array.
@@ -158,7 +168,7 @@ def sort_arguments(
             kinds.append(SPLIT_SCALAR if piece.is_scalar else SPLIT)
             arrays.append(piece.array)
         elif isinstance(leaf, Mirrored):
-            kinds.append(SAME_WRAPPED)
+            kinds.append(SAME_WRAPPED if tell_mirrored else SAME)
             whole = leaf.piece if leaf.piece is not None else leaf.values[0]
             arrays.append(placed(whole, mesh))
         elif is_number(leaf) or is_array(leaf):
@@ -169,7 +179,8 @@ def sort_arguments(
             arrays.append(leaf)
         else:
             kinds.append(Static(leaf))
-    return Signature(tree, tuple(kinds)), arrays
+    signature = Signature(tree, tuple(kinds))
+    return signature, arrays, signature.arrays_of(leaves)
 
 
 def mesh_of_arguments(

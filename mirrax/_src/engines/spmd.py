@@ -7,7 +7,8 @@ runs that jaxpr on every device of the mesh.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,10 +63,10 @@ class Slot:
     argument: int | None = None
     static: Any = None
 
-    def known(self, arrays: Sequence[Any]) -> Any:
+    def known(self, given: Sequence[Any]) -> Any:
         """What stands here if it is no array of the program."""
         if self.argument is not None:
-            return first_copy(arrays[self.argument])
+            return given[self.argument]
         # A NumPy array can be changed by whoever gets it, so each call gives a new one.
         is_mutable = isinstance(self.static, np.ndarray)
         return self.static.copy() if is_mutable else self.static
@@ -131,11 +132,11 @@ class ReplicaTrace:
         )(list(consts), [*values, *arrays])
         return outs[: self.num_results], outs[self.num_results :]
 
-    def result(self, results: Sequence[jax.Array], arrays: Sequence[Any]) -> PyTree:
-        """What the function returns, from the program's results and the argument arrays."""
+    def result(self, results: Sequence[jax.Array], given: Sequence[Any]) -> PyTree:
+        """What the function returns, from the program's results and the given arguments."""
         numbered = iter(enumerate(results))
         leaves = [
-            self._wrap(*next(numbered)) if slot.is_array else slot.known(arrays)
+            self._wrap(*next(numbered)) if slot.is_array else slot.known(given)
             for slot in self.slots
         ]
         return jax.tree.unflatten(self.out_tree, leaves)
@@ -147,7 +148,7 @@ class ReplicaTrace:
 def wrap_result(array: jax.Array, kind: Kind, mesh: ReplicaMesh) -> Any:
     """An array of a program as what `run` returns."""
     if mesh.size == 1:
-        return array if isinstance(array, Tracer) else copies_of(array)[0]
+        return array
     if isinstance(kind, Split):
         return PerReplica.of(Stacked(array, mesh, kind.is_scalar))
     return Mirrored.of(array)
@@ -192,6 +193,7 @@ def trace_replica(
     parent: Frame | None = None,
     is_uneven: bool = False,
     may_forward: bool = True,
+    who: str | None = None,
 ) -> ReplicaTrace:
     """Traces `fn` once, as every replica will run it.
 
@@ -206,7 +208,10 @@ def trace_replica(
         is_uneven: Whether other replicas' arguments have other shapes.
         may_forward: Whether a plain argument that is returned comes back as it is; it
             cannot when it is donated.
+        who: Whom the trace is for, in messages; all replicas by default.
     """
+    count = strategy.num_replicas_in_sync
+    who = who or f"the one program for all {count} replica(s)"
     frames: list[Frame] = []
     outcome: list[Any] = []
 
@@ -220,7 +225,7 @@ def trace_replica(
         )
         frames.append(frame)
         args, kwargs = signature.rebuild(arrays)
-        with frame, context.enter(make_context(frame)):
+        with frame, context.enter(make_context(frame)), raised_in(who):
             result = fn(*args, **kwargs)
             leaves, tree = jax.tree.flatten(result, is_leaf=is_leaf)
             leaves = [_own_part(leaf) for leaf in leaves]
@@ -253,6 +258,16 @@ def trace_replica(
         slots=slots,
         is_same=tuple(invariant_outputs(closed.jaxpr, is_same)),
     )
+
+
+@contextlib.contextmanager
+def raised_in(who: str) -> Iterator[None]:
+    """Notes where an exception of the user's came from."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(f"Raised in {who}.")
+        raise
 
 
 def only_reads(

@@ -87,6 +87,7 @@ def stage_run(
         apply=lambda values, arrays: traced.bind(values, arrays, consts),
         result=traced.result,
         mesh=mesh,
+        moves_arguments=False,
         forwarded=_forwarded(
             traced.closed.jaxpr, traced.reads, traced.writes, traced.num_results
         ),
@@ -115,7 +116,7 @@ def call_in_trace(
     parent = context.current().frame
     if parent is not None:
         parent.meshes.append(mesh)
-    signature, arrays = sort_arguments(args, kwargs, mesh)
+    signature, arrays, given = sort_arguments(args, kwargs, mesh)
     look_up = parent.look_up if parent else lambda variable: variable.stored
     variables = {v: layout_in(v, look_up(v))[0] for v in usable_variables(strategy)}
     traced = trace_replica(
@@ -137,7 +138,7 @@ def call_in_trace(
                 "knows nothing of variables. Use `mx.function` in place of `jax.jit`."
             )
         parent.write(variable, stored_form(variable, array, kind))
-    return traced.result(results, arrays)
+    return traced.result(results, given)
 
 
 @dataclass(frozen=True)
@@ -203,6 +204,7 @@ def stage_call(
         apply=traced.code.apply,
         result=traced.code.result,
         mesh=traced.mesh,
+        moves_arguments=traced.mesh is not None and traced.mesh != mesh,
         forwarded=_forwarded(
             traced.code.closed.jaxpr,
             traced.reads,

@@ -64,7 +64,10 @@ def run_uneven(
             [_own(array, i, device, mesh) for array in arrays]
             for i, device in enumerate(mesh.local_devices)
         ]
-        cuts = [_cut(function, strategy, fn, signature, own) for own in inputs]
+        cuts = [
+            _cut(function, strategy, fn, signature, own, i)
+            for i, own in enumerate(inputs)
+        ]
         _check_same_exchanges(cuts, strategy)
         return _execute(strategy, cuts, inputs)
     except RunEagerly:
@@ -77,6 +80,7 @@ def _cut(
     fn: Callable[..., PyTree],
     signature: Signature,
     own: Sequence[Any],
+    local_index: int,
 ) -> Cut:
     """The function for one replica's shapes; traced if it has not been yet."""
     avals = tuple(map(jax.typeof, own))
@@ -98,6 +102,7 @@ def _cut(
             replica_context(strategy),
             is_uneven=True,
             may_forward=False,
+            who=strategy.describe_replica(local_index),
         )
 
     cut = cut_trace(until_no_new_variables(trace, fn))

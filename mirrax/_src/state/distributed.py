@@ -25,6 +25,7 @@ from mirrax._src.base.values import (
     is_number,
     to_device,
 )
+from mirrax._src.state.frame import RunEagerly
 from mirrax._src.state.variable import (
     Variable,
     VariableSpec,
@@ -217,11 +218,19 @@ class DistributedVariable(Variable):
         value = self.stored
         if here.frame is not None and not here.frame.is_local:
             value = here.frame.read(self)
+        elif here.frame is not None and here.frame.is_staged:
+            raise RunEagerly(
+                "all copies of a variable, in a part that is compiled alone"
+            )
         return value if isinstance(value, PerReplica) else Mirrored.of(value)
 
     # Showing -------------------------------------------------------------------------
 
     def __repr__(self) -> str:
+        frame = context.current().frame
+        if frame is not None and not frame.is_local:
+            kind = f"shape={self.shape} dtype={self.dtype}"
+            return f"<{type(self).__name__} {self.name!r} {kind}, traced>"
         rows = ",\n".join(f"  {i}: {copy!r}" for i, copy in enumerate(self.values))
         return f"{type(self).__name__}:{{\n{rows}\n}}"
 
@@ -281,14 +290,23 @@ def aggregate(
     """The replicas' values for `variable` as one, by its aggregation."""
     if aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
         return strategy.extended.broadcast_to(strategy.first_part(value), variable)
-    if is_number(value) or isinstance(value, bool):
-        if aggregation is VariableAggregation.MEAN:
-            return value
+    if _is_number(value) and aggregation is VariableAggregation.MEAN:
+        return value
+    parts = value.values if _is_apart(value) else (value,)
+    if all(map(_is_number, parts)) and aggregation is VariableAggregation.SUM:
         raise ValueError(
             f"Variable {variable.name!r} has aggregation SUM, and every replica assigned "
-            f"the Python number {value!r}: whether it is meant once or once per replica "
+            f"the Python number {parts[0]!r}: whether it is meant once or once per replica "
             "cannot be told. Assign an array, `jnp.asarray(...)`, to have it summed."
         )
     return strategy.extended.reduce_to(
         ReduceOp.from_variable_aggregation(aggregation), value, variable
     )
+
+
+def _is_number(value: Any) -> bool:
+    return is_number(value) or isinstance(value, bool)
+
+
+def _is_apart(value: Any) -> bool:
+    return isinstance(value, PerReplica) and value.piece is None

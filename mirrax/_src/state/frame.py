@@ -39,7 +39,6 @@ class Frame:
         reads: The bound variables that were read, in order.
         writes: The latest value of each variable that was written.
         meshes: The meshes of the `run`s that were traced.
-        deferred: Assignments that wait until the function has been differentiated.
         created: Variables that came into being while the frame was active.
     """
 
@@ -65,7 +64,6 @@ class Frame:
         self.reads: dict[Variable, None] = {}
         self.writes: dict[Variable, Any] = {}
         self.meshes: list[Any] = []
-        self.deferred: list[tuple[Variable, Any, Any]] = []
         self.created: list[Variable] = []
 
     def __enter__(self) -> Frame:

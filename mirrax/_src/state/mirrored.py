@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from mirrax._src.base import context
 from mirrax._src.base.jax_compat import Tracer
-from mirrax._src.base.reduce_op import VariableAggregation
+from mirrax._src.base.reduce_op import ReduceOp, VariableAggregation
 from mirrax._src.base.values import PerReplica, is_number
 from mirrax._src.state.distributed import DistributedVariable, aggregate
 
@@ -53,16 +53,34 @@ class MirroredVariable(DistributedVariable):
 
         frame = here.frame
         if frame is not None and not frame.is_staged and isinstance(value, Tracer):
-            # Replicas cannot meet while `jax.grad` runs; they do right afterwards.
-            frame.deferred.append((self, value, update))
+            # Replicas cannot run a `merge_fn` while `jax.grad` runs, but can reduce.
+            together = self._reduce_in_gradient(here.replica, value)
+            frame.write(self, update(self.read_value, self.convert(together)))
             return
-        # A number is the same on all replicas, so it does not have to travel.
         is_plain = is_number(value) or isinstance(value, bool)
-        parts = () if is_plain else (jnp.asarray(value),)
 
-        def merge(strategy: Any, *parts: Any) -> None:
-            given = parts[0] if parts else value
-            together = aggregate(strategy, given, self.aggregation, self)
+        def merge(strategy: Any, value: Any) -> None:
+            together = aggregate(strategy, value, self.aggregation, self)
             self._update_copies(together, update)
 
+        parts = (value if is_plain else jnp.asarray(value),)
         here.replica.merge("assign", merge, parts)
+
+    def _reduce_in_gradient(self, replica: Any, value: jax.Array) -> jax.Array:
+        if self.aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
+            return replica.all_gather(value[None], axis=0)[0]
+        return replica.all_reduce(
+            ReduceOp.from_variable_aggregation(self.aggregation), value
+        )
+
+    def store_agreed(self, value: jax.Array) -> None:
+        here = context.current()
+        is_eager = here.frame is None and self._is_own_copy(here)
+        if self.aggregation is VariableAggregation.NONE or not is_eager:
+            self.store_local(value)
+            return
+
+        def merge(strategy: Any, value: Any) -> None:
+            self._store_all(context.current(), strategy.first_part(value))
+
+        here.replica.merge("assign", merge, (value,))

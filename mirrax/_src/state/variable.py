@@ -216,10 +216,6 @@ class Variable(ArrayLike, metaclass=_VariableType):
             )
         self._store(update(self.read_value, self.convert(value)))
 
-    def assign_with(self, value: Any, update: Callable[[Any, Any], Any]) -> None:
-        """Assigns `update(read, value)` by the rules of the current context."""
-        self._assign(value, update)
-
     def _store(self, value: jax.Array) -> None:
         frame = context.current().frame
         if frame is not None:
@@ -232,6 +228,10 @@ class Variable(ArrayLike, metaclass=_VariableType):
     def store_local(self, value: jax.Array) -> None:
         """Keeps what a traced part of the current code has assigned."""
         self._store(value)
+
+    def store_agreed(self, value: jax.Array) -> None:
+        """As `store_local`, for a value that all replicas have computed together."""
+        self.store_local(value)
 
     def convert(self, value: Any) -> jax.Array:
         """`value` as an array of this variable's shape and dtype."""

@@ -25,6 +25,7 @@ from mirrax._src.base.values import (
     stack,
 )
 from mirrax._src.collectives.launch import launch
+from mirrax._src.collectives.programs import run_on_parts
 from mirrax._src.collectives.sparse import IndexedSlices
 from mirrax._src.engines.spmd import first_copy
 from mirrax._src.state.distributed import DistributedVariable
@@ -153,8 +154,7 @@ def _reduce_along(
         totals = PerReplica(jnp.sum(part, axes) for part in parts)
         counts = PerReplica(jnp.float32(_count(part, axes)) for part in parts)
         _check_equal_shapes(strategy, totals, path)
-        pieces = [stack(totals, mesh), stack(counts, mesh)]
-        return first_copy(launch(Combine(op), mesh, pieces)[0])
+        return first_copy(run_on_parts(Combine(op), mesh, [totals, counts])[0])
 
 
 def _count(array: Any, axes: int | tuple[int, ...]) -> int:

@@ -357,7 +357,7 @@ class Strategy:
         donate_argnums=0)` reuses its memory.
         """
         if self.replica_mesh is None:
-            return jax.tree.map(jnp.asarray, tree, is_leaf=is_leaf)
+            return jax.tree.map(lambda x: jnp.array(x, copy=True), tree)
         mesh = self.replica_mesh
 
         def mirror(x: Any) -> Any:
