@@ -374,7 +374,9 @@ def test_other_exchanges_under_jit_in_an_eager_replica(call, strategy):
             return context.all_gather(x, axis=0)
         return context.merge_call(lambda s, x: x, (x,))
 
-    message = rf"`{call}.*` \(.*\) is called on values that JAX is tracing.*mx\.function"
+    message = (
+        rf"`{call}.*` \(.*\) is called on values that JAX is tracing.*mx\.function"
+    )
     with fails(strategy, RuntimeError, message):
         strategy.run(lambda: jax.jit(exchange)(jnp.ones(1)))
 

@@ -13,7 +13,7 @@ from mirrax._src.engines.signature import sort_arguments
 
 def compiled_text(function: mx.Function, strategy: Any, *args: Any) -> str:
     """The program that `strategy.run(function, args)` ran last, compiled, as text."""
-    _, arrays = sort_arguments(args, {}, strategy.replica_mesh)
+    arrays = sort_arguments(args, {}, strategy.replica_mesh)[1]
     return function._last[strategy].lower(arrays).compile().as_text()
 
 

@@ -73,7 +73,7 @@ def mean_dtype(op, parts):
 
 def nested(x):
     i = replica_id().astype(x.dtype)
-    return {"y": x * 2 + i, "z": [x - 1, jnp.sum(x)]}
+    return {"y": x + i, "z": [jnp.sum(x)]}
 
 
 @both_engines
@@ -82,9 +82,8 @@ def nested(x):
 def test_run_gives_every_replica_its_part_and_its_id(engine, parts):
     strategy, out = run(nested, parts, engine)
     for i, part in enumerate(parts):
-        assert_same(local(strategy, out["y"])[i], part * 2 + np.asarray(i, part.dtype))
-        assert_same(local(strategy, out["z"][0])[i], part - np.asarray(1, part.dtype))
-        assert_same(local(strategy, out["z"][1])[i], part.sum(dtype=part.dtype))
+        assert_same(local(strategy, out["y"])[i], part + np.asarray(i, part.dtype))
+        assert_same(local(strategy, out["z"][0])[i], part.sum(dtype=part.dtype))
 
 
 def doubled(x):

@@ -16,7 +16,7 @@ def warn_user(message: str, kind: type[Warning] = UserWarning) -> None:
     level, frame = 2, sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
         level, frame = level + 1, frame.f_back
-    warnings.warn(message, kind, stacklevel=level - 1)
+    warnings.warn(message, kind, stacklevel=level)
 
 
 def warn_renamed(old: str, new: str) -> None:

@@ -89,13 +89,13 @@ def uncommitted(array: jax.Array) -> jax.Array:
     """
     if not isinstance(array, _array.ArrayImpl):
         return array  # a typed random key, say
-    return _array.ArrayImpl(
-        array.aval,
-        array.sharding,
-        [array],
-        committed=False,
-        _skip_checks=True,
+    (device,) = array.sharding.device_set
+    # Without the mesh that an array of one device may still carry in its type.
+    aval = jax.core.ShapedArray(
+        array.shape, array.dtype, weak_type=array.aval.weak_type
     )
+    single = jax.sharding.SingleDeviceSharding(device)
+    return _array.ArrayImpl(aval, single, [array], committed=False, _skip_checks=True)
 
 
 def trace_state() -> object:

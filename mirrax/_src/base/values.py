@@ -92,6 +92,20 @@ def _expand(x: jax.Array, device: Device) -> jax.Array:
         return _add_axis(x)
 
 
+def check_alive(array: Any, kind: str = "array") -> None:
+    """Raises if `array` was donated: JAX 0.10 crashes on such arguments on several CPUs."""
+    if (
+        isinstance(array, jax.Array)
+        and not isinstance(array, Tracer)
+        and array.is_deleted()
+    ):
+        raise RuntimeError(
+            f"This {kind} ({array.dtype}{list(array.shape)}) was donated to a compiled "
+            "function (`donate_argnums`), whose results took over its memory. Use what that "
+            "call returned."
+        )
+
+
 class DistributedValues(abc.ABC):
     """Whatever has a value for each replica: `PerReplica`, `Mirrored`, distributed variables."""
 
@@ -122,17 +136,14 @@ class ReplicaValues:
         return values
 
     def _check_alive(self) -> None:
-        array = getattr(self.piece, "array", self.piece)
-        if isinstance(array, Tracer) or not array.is_deleted():
-            return
-        raise RuntimeError(
-            f"This {type(self).__name__} value ({array.aval.str_short()}) was donated to a "
-            "compiled function (`donate_argnums`), whose results took over its memory. Use "
-            "what that call returned."
-        )
+        check_alive(getattr(self.piece, "array", self.piece), type(self).__name__)
 
     def __repr__(self) -> str:
-        rows = ",\n".join(f"  {i}: {value!r}" for i, value in enumerate(self.values))
+        try:
+            values = self.values
+        except RuntimeError:
+            return f"<{type(self).__name__} value that was donated>"
+        rows = ",\n".join(f"  {i}: {value!r}" for i, value in enumerate(values))
         return f"{type(self).__name__}:{{\n{rows}\n}}"
 
 

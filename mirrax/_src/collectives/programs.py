@@ -15,7 +15,6 @@ import jax.numpy as jnp
 from jax import lax
 
 from mirrax._src.base import context
-from mirrax._src.base.devices import device_name
 from mirrax._src.base.jax_compat import Tracer
 from mirrax._src.base.mesh import AXIS_NAME, ReplicaMesh
 from mirrax._src.base.reduce_op import ReduceOp
@@ -140,10 +139,18 @@ def gather_parts(value: ReplicaValues, mesh: ReplicaMesh, axis: int) -> jax.Arra
     try:
         return launch(GatherProgram(axis), mesh, [stack(value, mesh)])[0]
     except UnevenError:
-        first = mesh.local_devices[0]
-        parts = [on_device(jnp.asarray(part), first) for part in value.values]
-        joined = jnp.concatenate(parts, axis=axis)
-        return joined if isinstance(joined, Tracer) else mesh.mirror(joined)
+        return _join(value, mesh, axis)
+
+
+def _join(value: ReplicaValues, mesh: ReplicaMesh, axis: int) -> jax.Array:
+    """Parts of unequal length, joined on one device and copied to all."""
+    first = mesh.local_devices[0]
+    parts = [on_device(jnp.asarray(part), first) for part in value.values]
+    rest = [[n for i, n in enumerate(part.shape) if i != axis] for part in parts]
+    if any(shape != rest[0] for shape in rest):
+        raise ValueError(_explain_uneven(value, mesh, f"Gathering along axis {axis}"))
+    joined = jnp.concatenate(parts, axis=axis)
+    return joined if isinstance(joined, Tracer) else mesh.mirror(joined)
 
 
 def mesh_of(values: Sequence[ReplicaValues]) -> ReplicaMesh:
@@ -178,12 +185,16 @@ def _known_parts(value: ReplicaValues) -> tuple[Any, ...]:
     return (getattr(value.piece, "array", value.piece),)
 
 
-def _explain_uneven(value: ReplicaValues, mesh: ReplicaMesh) -> str:
+def _explain_uneven(
+    value: ReplicaValues, mesh: ReplicaMesh, what: str | None = None
+) -> str:
     rows = "\n".join(
-        f"  replica {i} ({device_name(mesh.devices[i])}): "
-        f"{getattr(part, 'shape', ())} {getattr(part, 'dtype', type(part).__name__)}"
+        f"  {mesh.describe(i)}: {getattr(part, 'shape', ())} "
+        f"{getattr(part, 'dtype', type(part).__name__)}"
         for i, part in zip(mesh.local_ids, value.values)
     )
+    if what is not None:
+        return f"{what} needs parts that agree on all other axes, but found\n{rows}"
     return (
         f"A reduction needs equal shapes and dtypes on all replicas, but found\n{rows}\n"
         "This is usually a partial last batch: reduce each replica's examples first, or "

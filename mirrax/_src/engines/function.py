@@ -372,15 +372,19 @@ def _show_kind(kind: Any) -> str:
     return "a per-replica value" if isinstance(kind, Split) else "an array or number"
 
 
-def as_function(fn: Any) -> tuple[Function, tuple[Any, ...]] | None:
-    """The `Function` in `fn` and the arguments bound to it, if it is one or a method of one."""
+def as_function(
+    fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Function, tuple[Any, ...], dict[str, Any]] | None:
+    """The `Function` in `fn`, with the arguments bound to it before the others.
+
+    `fn` may be one itself, a method of one, or a `functools.partial` of these.
+    """
     if isinstance(fn, Function):
-        return fn, ()
-    if isinstance(fn, types.MethodType) and isinstance(fn.__func__, Function):
-        return fn.__func__, (fn.__self__,)
-    if isinstance(fn, functools.partial) and not fn.keywords:
-        inner = as_function(fn.func)
-        return inner and (inner[0], inner[1] + fn.args)
+        return fn, args, kwargs
+    if isinstance(fn, types.MethodType):
+        return as_function(fn.__func__, (fn.__self__, *args), kwargs)
+    if isinstance(fn, functools.partial):
+        return as_function(fn.func, (*fn.args, *args), {**fn.keywords, **kwargs})
     return None
 
 
@@ -394,10 +398,11 @@ def run_replicas(
     here = context.current()
     if here.frame is not None or in_trace():
         return run_in_trace(strategy, fn, args, kwargs)
-    found = as_function(fn)
+    found = as_function(fn, args, kwargs)
     if found is None and here.compile_runs:
-        found = here.compile_runs.inner_function(fn)
+        compiled, first = here.compile_runs.inner_function(fn)
+        found = compiled, (*first, *args), kwargs
     if found is None:
         return run_eagerly(strategy, fn, args, kwargs)
-    compiled, first = found
-    return compiled.run_on(strategy, (*first, *args), kwargs)
+    compiled, args, kwargs = found
+    return compiled.run_on(strategy, args, kwargs)

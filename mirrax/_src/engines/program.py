@@ -19,7 +19,7 @@ from mirrax._src.base.values import PyTree
 from mirrax._src.engines.signature import SAME, Kind, Signature, Split, placed
 from mirrax._src.engines.spmd import layout_in, stored_form
 from mirrax._src.state.distributed import DistributedVariable
-from mirrax._src.state.variable import Variable, shared
+from mirrax._src.state.variable import Variable, lost, shared
 
 
 class SignatureChanged(BaseException):
@@ -69,10 +69,9 @@ class Program:
         others = [v for v in staged.writes if v not in staged.reads]
         self._written = [*self._reused, *others]
         # What needs more than taking the stored array and storing the new one.
-        every = {**staged.reads, **staged.writes}
         self._is_plain = all(
             kind is SAME and isinstance(v, DistributedVariable)
-            for v, kind in every.items()
+            for v, kind in (*staged.reads.items(), *staged.writes.items())
         )
         self._sealed = False
         # With `jax_debug_nans` JAX runs a failed step again, on the same arguments.
@@ -89,6 +88,8 @@ class Program:
         """The function's result; `arrays` are the leaves `given` as the program takes them."""
         # One at a time: a second thread must not take arrays that are being donated.
         with launching:
+            if lost:
+                self._check_not_lost()
             if shared:
                 self._unshare()
             written, results = self._launch(*self._inputs(arrays))
@@ -137,25 +138,20 @@ class Program:
         try:
             outs = self._jitted(reused, donated, kept, arrays)
         except Exception as error:
-            self._explain(error, reused, [*donated, *arrays])
+            self._explain(error, reused)
             raise
         self._sealed = True
         return outs
 
-    def _explain(
-        self, error: Exception, reused: Sequence[Any], arrays: Sequence[Any]
-    ) -> None:
+    def _explain(self, error: Exception, reused: Sequence[Any]) -> None:
         """Says what has been lost, where a step failed after it had begun."""
-        lost = [v.name for v, a in zip(self._reused, reused) if _is_deleted(a)]
-        if lost:
+        gone = [v for v, a in zip(self._reused, reused) if a.is_deleted()]
+        if gone:
+            lost.update(v.number for v in gone)
             error.add_note(
-                f"The step failed while it updated variables in place: {', '.join(lost)} "
-                "have lost their values. Assign them again, or restore a checkpoint."
-            )
-        elif any(map(_is_deleted, arrays)):
-            error.add_note(
-                "An argument had been donated to an earlier call (`donate_argnums`), whose "
-                "results took over its memory. Use what that call returned."
+                "The step failed while it updated variables in place: "
+                f"{', '.join(v.name for v in gone)} have lost their values. Assign them "
+                "again, or restore a checkpoint."
             )
 
     def _store(self, written: Sequence[jax.Array]) -> None:
@@ -177,6 +173,10 @@ class Program:
             else placed(v.stored, self._staged.mesh)
             for v in variables
         ]
+
+    def _check_not_lost(self) -> None:
+        for variable in (*self._reused, *self._kept):
+            variable.check_not_lost()
 
     def _unshare(self) -> None:
         """Gives each variable that will be donated an array of its own."""
@@ -206,7 +206,3 @@ class Program:
             return self._jitted.lower(*self._inputs(arrays))
         finally:
             self._sealed = sealed
-
-
-def _is_deleted(array: Any) -> bool:
-    return isinstance(array, jax.Array) and array.is_deleted()

@@ -17,6 +17,7 @@ from mirrax._src.base.values import (
     PerReplica,
     PyTree,
     Stacked,
+    check_alive,
     is_array,
     is_leaf,
     is_number,
@@ -179,6 +180,8 @@ def sort_arguments(
             arrays.append(leaf)
         else:
             kinds.append(Static(leaf))
+    for array in arrays:
+        check_alive(array)
     signature = Signature(tree, tuple(kinds))
     return signature, arrays, signature.arrays_of(leaves)
 

@@ -17,7 +17,7 @@ from mirrax._src.base import context
 from mirrax._src.base.arraylike import ArrayLike
 from mirrax._src.base.jax_compat import Tracer, is_staging, uncommitted
 from mirrax._src.base.reduce_op import VariableAggregation, VariableSynchronization
-from mirrax._src.base.values import Mirrored
+from mirrax._src.base.values import Mirrored, PerReplica
 from mirrax._src.state.frame import RunEagerly
 
 _numbers = itertools.count()
@@ -26,6 +26,9 @@ _all: dict[int, weakref.ref[Variable]] = {}
 # The numbers of variables whose array is also in the user's hands. A compiled step that would reuse
 # (donate) such an array copies it first, so that what was read stays readable.
 shared: set[int] = set()
+
+# The numbers of variables whose array was donated to a step that failed.
+lost: set[int] = set()
 
 
 def live_variables() -> list[Variable]:
@@ -161,8 +164,24 @@ class Variable(ArrayLike, metaclass=_VariableType):
         self.check_readable()
         return self.concrete(is_local=True)
 
+    def check_not_lost(self) -> None:
+        """Raises if a failed step has taken the value; assigning gives a new one."""
+        if self.number not in lost:
+            return
+        stored = self.stored
+        array = stored.piece.array if isinstance(stored, PerReplica) else stored
+        if not array.is_deleted():
+            lost.discard(self.number)
+            return
+        raise RuntimeError(
+            f"Variable {self.name!r} has lost its value: a step that updated it in place has "
+            "failed. Assign it again, or restore a checkpoint."
+        )
+
     def check_readable(self) -> None:
         """Raises inside a trace of JAX's own, which would keep today's value for ever."""
+        if lost:
+            self.check_not_lost()
         if is_staging():
             raise RuntimeError(
                 f"Variable {self.name!r} is read inside a function that JAX traces on its own "

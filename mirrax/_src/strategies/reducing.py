@@ -153,7 +153,7 @@ def _reduce_along(
             _check_axis(part, axes, path)
         totals = PerReplica(jnp.sum(part, axes) for part in parts)
         counts = PerReplica(jnp.float32(_count(part, axes)) for part in parts)
-        _check_equal_shapes(strategy, totals, path)
+        _check_equal_shapes(strategy, totals, path, axes)
         return first_copy(run_on_parts(Combine(op), mesh, [totals, counts])[0])
 
 
@@ -178,7 +178,9 @@ def _check_axis(array: Any, axes: int | tuple[int, ...], path: str) -> None:
             )
 
 
-def _check_equal_shapes(strategy: Any, value: ReplicaValues, path: str) -> None:
+def _check_equal_shapes(
+    strategy: Any, value: ReplicaValues, path: str, axis: Any = None
+) -> None:
     if value.piece is not None:
         return
     parts = value.values
@@ -197,6 +199,11 @@ def _check_equal_shapes(strategy: Any, value: ReplicaValues, path: str) -> None:
             f"  {strategy.describe_replica(i)}: {shape}"
             for i, shape in enumerate(shapes)
         )
+        if axis is not None:
+            raise ValueError(
+                f"`reduce(axis={axis})`: what is left of value{path} after reducing along the "
+                f"axis must have the same shape on all replicas, but has\n{rows}"
+            )
         raise ValueError(
             f"`reduce(axis=None)` needs equal shapes on all replicas, but value{path} has\n"
             f"{rows}\nThis is usually a partial last batch. Pass `axis=0` to reduce over the "

@@ -1,4 +1,4 @@
-"""What has to be asked for before JAX starts, and what could stop a process for ever."""
+"""What needs a process of its own: before JAX starts, and what could hang or crash."""
 
 from __future__ import annotations
 
@@ -33,6 +33,29 @@ def test_a_collective_in_a_finally_block_does_not_hang_when_another_replica_rais
     assert done.returncode == 0, done.stderr
     assert "boom" in done.stdout
     assert "replica 1 (CPU:1)" in done.stdout
+
+
+def test_passing_a_donated_value_on_does_not_crash_the_process():
+    done = run_script(
+        """
+        import jax.numpy as jnp
+        import mirrax as mx
+
+        strategy = mx.MirroredStrategy(["CPU:0", "CPU:1"])
+        state = strategy.replicate(jnp.ones(2))
+        step = mx.function(lambda s: s + 1, donate_argnums=0)
+        look = mx.function(lambda s: s * 2)
+        strategy.run(look, (state,))
+        strategy.run(step, (state,))
+        for fn in (step, look, look.fn):
+            try:
+                strategy.run(fn, (state,))
+            except RuntimeError as error:
+                print(error)
+        """
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("donate") == 3, done.stdout
 
 
 def test_asking_for_cpu_devices_makes_them_and_asking_for_more_later_says_how():
