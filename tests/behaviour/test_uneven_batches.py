@@ -8,7 +8,6 @@ import numpy as np
 import optax
 import pytest
 from helpers.engines import (
-    all_styles,
     all_sum,
     both_engines,
     compile_if,
@@ -32,7 +31,7 @@ def batch_of(strategy, lengths, width=None):
     return per_replica(strategy, *cuts), every
 
 
-@all_styles
+@both_engines
 @lengths
 def test_each_replica_sees_its_own_length(engine, lengths):
     strategy = mirrored(len(lengths))
@@ -45,7 +44,7 @@ def test_each_replica_sees_its_own_length(engine, lengths):
     assert parts(strategy, sizes) == list(lengths)
 
 
-@all_styles
+@both_engines
 @lengths
 def test_reduce_and_gather_count_real_examples(engine, lengths):
     strategy = mirrored(len(lengths))
@@ -63,7 +62,7 @@ def test_reduce_and_gather_count_real_examples(engine, lengths):
     np.testing.assert_array_equal(strategy.gather(out, axis=0), every**2)
 
 
-@all_styles
+@both_engines
 @lengths
 def test_an_all_reduce_in_a_replica_sums_what_is_there(engine, lengths):
     strategy = mirrored(len(lengths))
@@ -76,6 +75,29 @@ def test_an_all_reduce_in_a_replica_sums_what_is_there(engine, lengths):
     mean, ids = run(strategy, replica_fn, x, engine=engine)
     np.testing.assert_allclose(parts(strategy, mean), every.mean(), rtol=1e-6)
     assert parts(strategy, ids) == list(range(len(lengths)))
+
+
+@pytest.mark.parametrize("lengths", [(4, 2), (3, 0)], ids=str)
+def test_a_function_around_run_and_reduce_takes_a_partial_batch(lengths):
+    strategy = mirrored(2)
+    x, every = batch_of(strategy, lengths)
+    with strategy.scope():
+        seen = mx.Variable(0.0, aggregation=mx.VariableAggregation.SUM)
+
+    @mx.function
+    def step(x):
+        def replica_fn(x):
+            seen.assign_add(jnp.float32(x.shape[0]))
+            return x * x
+
+        squares = strategy.run(replica_fn, (x,))
+        return strategy.reduce("MEAN", squares, axis=0), strategy.gather(squares, 0)
+
+    for k in range(1, 3):
+        mean, gathered = step(x)
+        np.testing.assert_allclose(mean, (every**2).mean(), rtol=1e-6)
+        np.testing.assert_array_equal(gathered, every**2)
+        assert float(seen) == k * sum(lengths)
 
 
 @both_engines

@@ -20,34 +20,43 @@ def make(value, n=2, **kwargs):
         return strategy, mx.Variable(value, **kwargs)
 
 
+# What a replica computes from its x, [1, 2] or [10, 20], and the variable v = [1, 2].
+COMPUTATIONS = {
+    "matmul": (lambda x, v: jnp.matmul(x, v), [5.0, 50.0]),
+    "@": (lambda x, v: x @ v, [5.0, 50.0]),
+    "v @": (lambda x, v: v @ x, [5.0, 50.0]),
+    "dot": (lambda x, v: jnp.dot(v, x), [5.0, 50.0]),
+    "square": (lambda x, v: jnp.sum(jnp.square(v)) * x[0], [5.0, 50.0]),
+    "exp": (lambda x, v: jnp.exp(v - v)[0] * x[0], [1.0, 10.0]),
+    "maximum": (lambda x, v: jnp.maximum(v, x)[0], [1.0, 10.0]),
+    "v +": (lambda x, v: (v + x)[1], [4.0, 22.0]),
+    "- v": (lambda x, v: (x - v)[1], [0.0, 18.0]),
+    "v /": (lambda x, v: (v / x)[0], [1.0, 0.1]),
+    "v **": (lambda x, v: (v**2)[1] * x[0], [4.0, 40.0]),
+    "-v": (lambda x, v: (-v)[1] * x[0], [-2.0, -20.0]),
+    "v[1]": (lambda x, v: v[1] * x[1], [4.0, 40.0]),
+    "v.sum()": (lambda x, v: v.sum() * x[0], [3.0, 30.0]),
+    "stack": (lambda x, v: jnp.stack([v, x]).sum(), [6.0, 33.0]),
+    "where": (lambda x, v: jnp.where(v > 1, x, 0.0).sum(), [2.0, 20.0]),
+    "iteration": (lambda x, v: sum(a for a in v) * x[0], [3.0, 30.0]),
+    "jit": (lambda x, v: jax.jit(jnp.dot)(v, x), [5.0, 50.0]),
+    "vmap": (lambda x, v: jax.vmap(jnp.multiply)(v, x).sum(), [5.0, 50.0]),
+}
+
+
 @all_styles
-@pytest.mark.parametrize(
-    "compute, expected",
-    [
-        (lambda x, v: jnp.matmul(x, v), [5.0, 50.0]),
-        (lambda x, v: x @ v, [5.0, 50.0]),
-        (lambda x, v: jnp.dot(v, x), [5.0, 50.0]),
-        (lambda x, v: jnp.sum(jnp.square(v)) + 0 * x[0], [5.0, 5.0]),
-        (lambda x, v: jnp.maximum(v, x)[0], [1.0, 10.0]),
-        (lambda x, v: (v + x)[1], [4.0, 22.0]),
-        (lambda x, v: (x - v)[1], [0.0, 18.0]),
-        (lambda x, v: (v / x)[0], [1.0, 0.1]),
-        (lambda x, v: (v**2)[1] + 0 * x[0], [4.0, 4.0]),
-        (lambda x, v: (-v)[1] * x[0], [-2.0, -20.0]),
-        (lambda x, v: v[1] * x[1], [4.0, 40.0]),
-        (lambda x, v: v.sum() * x[0], [3.0, 30.0]),
-        (lambda x, v: jnp.stack([v, x]).sum(), [6.0, 33.0]),
-        (lambda x, v: jnp.where(v > 1, x, 0.0).sum(), [2.0, 20.0]),
-        (lambda x, v: sum(a for a in v) * x[0], [3.0, 30.0]),
-        (lambda x, v: jax.jit(jnp.dot)(v, x), [5.0, 50.0]),
-        (lambda x, v: jax.vmap(jnp.multiply)(v, x).sum(), [5.0, 50.0]),
-    ],
-)
-def test_jnp_functions_and_operators_take_a_variable(engine, compute, expected):
+def test_jnp_functions_and_operators_take_a_variable(engine):
     strategy, v = make([1.0, 2.0])
     x = per_replica(strategy, [1.0, 2.0], [10.0, 20.0])
-    out = run(strategy, lambda x: compute(x, v), x, engine=engine)
-    np.testing.assert_allclose(parts(strategy, out), expected, rtol=1e-6)
+
+    def replica_fn(x):
+        return {name: compute(x, v) for name, (compute, _) in COMPUTATIONS.items()}
+
+    out = run(strategy, replica_fn, x, engine=engine)
+    for name, (_, expected) in COMPUTATIONS.items():
+        np.testing.assert_allclose(
+            parts(strategy, out[name]), expected, rtol=1e-6, err_msg=name
+        )
 
 
 def test_outside_replicas_a_variable_is_one_array():

@@ -51,7 +51,7 @@ def test_each_dtype_has_its_own_pack():
 
 
 def test_a_pack_does_not_grow_without_end():
-    assert arrays_in(reduce_text(mirrored(2), [1] * 150), "all-reduce") == 3
+    assert arrays_in(reduce_text(mirrored(2), [1] * 70), "all-reduce") == 2
 
 
 def test_the_gradients_of_a_training_step_travel_as_one():
@@ -129,7 +129,7 @@ algorithms = pytest.mark.parametrize("name", ALGORITHMS)
 
 
 @algorithms
-@pytest.mark.parametrize("n", [2, 3, 4, 6])
+@pytest.mark.parametrize("n", [2, 3, 4])
 def test_all_algorithms_give_the_same_sums(name, n):
     strategy = mirrored(n, cross_device_ops=ALGORITHMS[name])
     x = per_replica(strategy, *([i + 1.0, 10.0 * i] for i in range(n)))
