@@ -25,8 +25,9 @@ import mirrax as mx
 pytestmark = pytest.mark.timeout(20)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def strategy():
+    """One for all tests here: whatever fails, the next one still works with it."""
     return mirrored(2)
 
 

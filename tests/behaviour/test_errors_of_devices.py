@@ -11,6 +11,12 @@ import mirrax as mx
 pytestmark = pytest.mark.timeout(20)
 
 
+@pytest.fixture(autouse=True, scope="module")
+def jax_has_started():
+    """Before, asking for `CPU:8` would make it."""
+    assert len(jax.devices()) == 8
+
+
 @pytest.mark.parametrize(
     "device", ["CPU:8", "/cpu:99", "GPU:0", "/device:TPU:3", "/job:worker/task:0/gpu:7"]
 )

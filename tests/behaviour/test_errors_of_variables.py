@@ -25,8 +25,9 @@ pytestmark = pytest.mark.timeout(20)
 SUM = mx.VariableAggregation.SUM
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def strategy():
+    """One for all tests here: whatever fails, the next one still works with it."""
     return mirrored(2)
 
 

@@ -175,6 +175,66 @@ def test_random_keys_can_be_folded_with_the_replica_id(engine):
     assert parts(strategy, out) == expected
 
 
+@all_styles
+def test_random_keys_can_be_per_replica_values(engine):
+    strategy = mirrored(2)
+    keys = strategy.experimental_distribute_values_from_function(
+        lambda ctx: jax.random.key(ctx.replica_id_in_sync_group)
+    )
+    out = run(strategy, lambda key: jax.random.split(key), keys, engine=engine)
+    for i, part in enumerate(strategy.experimental_local_results(out)):
+        expected = jax.random.key_data(jax.random.split(jax.random.key(i)))
+        np.testing.assert_array_equal(jax.random.key_data(part), expected)
+
+
+@both_engines
+def test_a_random_key_can_be_a_variable(engine):
+    strategy = mirrored(2)
+    with strategy.scope():
+        key = mx.Variable(jax.random.key(0), name="key")
+
+    def replica_fn():
+        new, used = jax.random.split(key.read_value())
+        key.assign(new)
+        return jax.random.uniform(used)
+
+    new, used = jax.random.split(jax.random.key(0))
+    out = run(strategy, replica_fn, engine=engine)
+    assert parts(strategy, out) == [float(jax.random.uniform(used))] * 2
+    np.testing.assert_array_equal(
+        jax.random.key_data(key.read_value()), jax.random.key_data(new)
+    )
+    assert "key" in repr(key)
+
+
+@both_engines
+def test_collectives_of_nothing_and_of_none(engine):
+    strategy = mirrored(2)
+
+    def replica_fn():
+        context = mx.get_replica_context()
+        return (
+            context.all_reduce("SUM", {}),
+            context.all_gather([], axis=0),
+            context.all_reduce("SUM", {"a": None, "b": 1.5}),
+        )
+
+    nothing, nobody, some = run(strategy, replica_fn, engine=engine)
+    assert (nothing, nobody, some["a"]) == ({}, [], None)
+    assert parts(strategy, some["b"]) == [3.0, 3.0]
+
+
+@both_engines
+def test_a_closed_over_mirrored_value_is_the_replicas_own_copy(engine):
+    strategy = mirrored(2)
+    table = strategy.replicate(jnp.array([1.0, 2.0]))
+    out = run(
+        strategy, lambda: (table * (replica_id() + 1), jnp.sum(table)), engine=engine
+    )
+    assert parts(strategy, out[0]) == [[1.0, 2.0], [2.0, 4.0]]
+    assert parts(strategy, out[1]) == [3.0, 3.0]
+
+
 # `run` inside JAX's own transformations -------------------------------------------------
 
 

@@ -100,41 +100,46 @@ def test_several_runs_in_one_function_see_each_others_assignments(n):
     assert float(w) == 1.875
 
 
-class Trainer:
-    """A model, its optimizer and their compiled step in one class."""
+def trainer_class():
+    """A new class each time, so that each test counts its own traces."""
 
-    def __init__(self, strategy, learning_rate=0.1):
-        self.strategy = strategy
-        self.learning_rate = learning_rate
-        self.w: Any = None
-        with strategy.scope():
-            self.count = mx.Variable(0, dtype=jnp.int32)
+    class Trainer:
+        """A model, its optimizer and their compiled step in one class."""
 
-    def _replica_step(self, x, y):
-        if self.w is None:
-            self.w = mx.Variable(0.0, name="w")
-        w = self.w
-        loss, gradient = mx.value_and_grad(
-            lambda: jnp.sum((w * x - y) ** 2) / EXAMPLES, w
-        )()
-        w.assign_sub(self.learning_rate * all_sum(gradient))
-        self.count.assign_add(1)
-        return loss
+        def __init__(self, strategy, learning_rate=0.1):
+            self.strategy = strategy
+            self.learning_rate = learning_rate
+            self.w: Any = None
+            with strategy.scope():
+                self.count = mx.Variable(0, dtype=jnp.int32)
 
-    @mx.function
-    def step(self, x, y):
-        losses = self.strategy.run(self._replica_step, (x, y))
-        return self.strategy.reduce("SUM", losses, axis=None)
+        def _replica_step(self, x, y):
+            if self.w is None:
+                self.w = mx.Variable(0.0, name="w")
+            w = self.w
+            loss, gradient = mx.value_and_grad(
+                lambda: jnp.sum((w * x - y) ** 2) / EXAMPLES, w
+            )()
+            w.assign_sub(self.learning_rate * all_sum(gradient))
+            self.count.assign_add(1)
+            return loss
 
-    @mx.function
-    def replica_step(self, x, y):
-        return self._replica_step(x, y)
+        @mx.function
+        def step(self, x, y):
+            losses = self.strategy.run(self._replica_step, (x, y))
+            return self.strategy.reduce("SUM", losses, axis=None)
+
+        @mx.function
+        def replica_step(self, x, y):
+            return self._replica_step(x, y)
+
+    return Trainer
 
 
 @replica_counts
 def test_a_method_can_be_the_compiled_step(n):
     strategy = mirrored(n)
-    trainer = Trainer(strategy)
+    trainer = trainer_class()(strategy)
     x, y = split(strategy, X), split(strategy, Y)
     assert [float(trainer.step(x, y)) for _ in range(3)] == [30.0, 7.5, 1.875]
     assert float(trainer.w) == WEIGHTS[2]
@@ -144,7 +149,7 @@ def test_a_method_can_be_the_compiled_step(n):
 @replica_counts
 def test_a_method_can_be_the_replica_function(n):
     strategy = mirrored(n)
-    trainer = Trainer(strategy)
+    trainer = trainer_class()(strategy)
     x, y = split(strategy, X), split(strategy, Y)
     for _ in range(2):
         strategy.run(trainer.replica_step, (x, y))
@@ -153,7 +158,8 @@ def test_a_method_can_be_the_replica_function(n):
 
 def test_two_objects_with_a_compiled_method_keep_their_own_variables():
     strategy = mirrored(2)
-    slow, fast = Trainer(strategy, 0.05), Trainer(strategy, 0.1)
+    trainer = trainer_class()
+    slow, fast = trainer(strategy, 0.05), trainer(strategy, 0.1)
     x, y = split(strategy, X), split(strategy, Y)
     slow.step(x, y)
     fast.step(x, y)
@@ -235,7 +241,7 @@ def train_mlp(strategy, engine, steps=5):
 
 @pytest.mark.parametrize(
     "n, engine",
-    [(1, "eager"), (2, "eager"), *((n, "compiled") for n in (1, 2, 4, 8))],
+    [(2, "eager"), *((n, "compiled") for n in (1, 2, 4, 8))],
 )
 def test_an_mlp_trains_the_same_on_any_number_of_replicas(n, engine):
     losses, weights = train_mlp(mirrored(n), engine)

@@ -4,6 +4,7 @@ import json
 import re
 from pathlib import Path
 
+import jax
 import pytest
 
 from . import mirrax_api, record
@@ -33,6 +34,8 @@ ROWS = """
     ids=[f"{each.file}-{each.name}-{engine}" for each, engine in ASKED],
 )
 def test_answers_like_tensorflow(scenario, engine):
+    if "1.2" in scenario.rows and jax.default_backend() != "cpu":
+        pytest.skip("these scenarios are about machines without accelerators")
     theirs = RECORDED[scenario.file][scenario.name][engine]
     expected = describe(scenario.expect) if scenario.departs(engine) else theirs
     result = mirrax_api.attempt(lambda: scenario.run(mirrax_api, engine))

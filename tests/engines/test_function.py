@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 
 import jax.numpy as jnp
 import numpy as np
@@ -339,6 +340,24 @@ def test_forgotten_variables_do_not_disturb():
         for _ in range(5):
             mx.Variable(jnp.zeros(3))
     assert parts(strategy, strategy.run(mx.function(lambda: v * 2))) == [2.0, 2.0]
+
+
+def test_several_threads_may_call_one_function():
+    strategy = mirrored(2)
+    with strategy.scope():
+        count = mx.Variable(0.0)
+    step = mx.function(lambda: count.assign_add(1.0, read_value=False))
+
+    def work():
+        for _ in range(25):
+            strategy.run(step)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert parts(strategy, count) == [100.0, 100.0]
 
 
 # A function inside an eager replica ----------------------------------------------------

@@ -256,6 +256,20 @@ def test_few_traces_do_not_warn():
     assert step.trace_count == 4
 
 
+def test_the_method_of_many_objects_is_traced_for_each_and_does_not_warn():
+    class Model:
+        def __init__(self, scale):
+            self.scale = scale
+
+        @mx.function
+        def call(self, x):
+            return x * self.scale
+
+    for scale in range(1, 7):
+        model = Model(float(scale))
+        assert float(model.call(2.0)) == 2.0 * scale
+
+
 # Where a function is called ------------------------------------------------------------
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 
 import mirrax as mx
 
-from .engines import all_sum, parts, replica_id, run
+from .engines import all_sum, parts, replica_id
 
 
 @contextlib.contextmanager
@@ -33,6 +34,17 @@ def assert_usable(strategy: Any) -> None:
     assert not left, f"threads are left: {left}"
     assert not mx.distribute.has_strategy(), "a scope is left open"
     n = strategy.num_replicas_in_sync
+    v, replica_fn, compiled = _probe(strategy)
+    v.assign(1.0)
+    for fn, expected in [(replica_fn, 1), (compiled, 2)]:
+        total = strategy.run(fn)
+        assert parts(strategy, total) == [n * (n + 1) // 2] * n
+        np.testing.assert_allclose(v, 1 + expected * n * (n - 1) / 2)
+
+
+@functools.cache
+def _probe(strategy: Any) -> tuple[mx.Variable, Callable[[], Any], mx.Function]:
+    """A variable and a step that uses it, plain and compiled; made once a strategy."""
     with strategy.scope():
         v = mx.Variable(1.0, aggregation=mx.VariableAggregation.SUM)
 
@@ -40,7 +52,4 @@ def assert_usable(strategy: Any) -> None:
         v.assign_add(replica_id().astype("float32"))
         return all_sum(replica_id() + 1)
 
-    for engine, expected in [("eager", 1), ("compiled", 2)]:
-        total = run(strategy, replica_fn, engine=engine)
-        assert parts(strategy, total) == [n * (n + 1) // 2] * n
-        np.testing.assert_allclose(v, 1 + expected * n * (n - 1) / 2)
+    return v, replica_fn, mx.function(replica_fn)

@@ -157,8 +157,18 @@ def sort_arguments(
     leaves, tree = jax.tree.flatten((args, kwargs), is_leaf=is_argument)
     kinds: list[Kind] = []
     arrays: list[Any] = []
+    wrapped = SAME_WRAPPED if tell_mirrored else SAME
+    mirrored = None if mesh is None else mesh.mirrored
+
+    def is_here(array: jax.Array) -> bool:
+        return not isinstance(array, Tracer) and array.sharding is mirrored
+
     for leaf in leaves:
-        if isinstance(leaf, jax.Array):
+        if type(leaf) is Mirrored and leaf.piece is not None:  # the state of a step
+            kinds.append(wrapped)
+            array = leaf.piece
+            arrays.append(array if is_here(array) else placed(array, mesh))
+        elif isinstance(leaf, jax.Array):
             kinds.append(SAME)
             arrays.append(placed(leaf, mesh))
         elif isinstance(leaf, PerReplica) and is_one_number(leaf):
@@ -169,9 +179,8 @@ def sort_arguments(
             kinds.append(SPLIT_SCALAR if piece.is_scalar else SPLIT)
             arrays.append(piece.array)
         elif isinstance(leaf, Mirrored):
-            kinds.append(SAME_WRAPPED if tell_mirrored else SAME)
-            whole = leaf.piece if leaf.piece is not None else leaf.values[0]
-            arrays.append(placed(whole, mesh))
+            kinds.append(wrapped)
+            arrays.append(placed(leaf.values[0], mesh))
         elif is_number(leaf) or is_array(leaf):
             if isinstance(leaf, np.ndarray) and leaf.dtype == object:
                 kinds.append(Static(leaf))
@@ -181,7 +190,8 @@ def sort_arguments(
         else:
             kinds.append(Static(leaf))
     for array in arrays:
-        check_alive(array)
+        if isinstance(array, jax.Array):
+            check_alive(array)
     signature = Signature(tree, tuple(kinds))
     return signature, arrays, signature.arrays_of(leaves)
 

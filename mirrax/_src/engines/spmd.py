@@ -8,6 +8,7 @@ runs that jaxpr on every device of the mesh.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -94,25 +95,27 @@ class ReplicaTrace:
     def num_results(self) -> int:
         return sum(slot.is_array for slot in self.slots)
 
-    def out_kind(self, i: int) -> Kind:
-        """How output `i` of the program lies on the mesh."""
-        if self.is_same[i] or self.mesh.size == 1:
-            return SAME
-        return SPLIT_SCALAR if self.closed.out_avals[i].ndim == 0 else SPLIT
+    @functools.cached_property
+    def out_kinds(self) -> list[Kind]:
+        """How each output of the program lies on the mesh."""
+        if self.mesh.size == 1:
+            return [SAME] * len(self.is_same)
+        return [
+            SAME if same else SPLIT_SCALAR if aval.ndim == 0 else SPLIT
+            for same, aval in zip(self.is_same, self.closed.out_avals)
+        ]
 
     @property
     def writes(self) -> dict[Variable, Kind]:
         """The variables that are written, with how they lie on the mesh afterwards."""
-        return {
-            v: self.out_kind(self.num_results + i) for i, v in enumerate(self.written)
-        }
+        return dict(zip(self.written, self.out_kinds[self.num_results :]))
 
     def bind(
         self, values: Sequence[jax.Array], arrays: Sequence[Any], consts: Sequence[Any]
     ) -> tuple[list[jax.Array], list[jax.Array]]:
         """Runs the program on all devices: the arrays of the result, and what was written."""
         in_kinds = [*self.reads.values(), *self.signature.array_kinds()]
-        out_kinds = [self.out_kind(i) for i in range(len(self.is_same))]
+        out_kinds = self.out_kinds
 
         def body(consts: Sequence[Any], inputs: Sequence[Any]) -> list[jax.Array]:
             own = [
@@ -132,26 +135,19 @@ class ReplicaTrace:
         )(list(consts), [*values, *arrays])
         return outs[: self.num_results], outs[self.num_results :]
 
-    def result(self, results: Sequence[jax.Array], given: Sequence[Any]) -> PyTree:
+    def result(self, results: Sequence[Any], given: Sequence[Any]) -> PyTree:
         """What the function returns, from the program's results and the given arguments."""
-        numbered = iter(enumerate(results))
-        leaves = [
-            self._wrap(*next(numbered)) if slot.is_array else slot.known(given)
-            for slot in self.slots
-        ]
+        mesh, kinds = self.mesh, self.out_kinds
+        if mesh.size > 1:
+            results = [
+                Mirrored.of(array)
+                if kind is SAME
+                else PerReplica.of(Stacked(array, mesh, kind is SPLIT_SCALAR))
+                for array, kind in zip(results, kinds)
+            ]
+        it = iter(results)
+        leaves = [next(it) if s.is_array else s.known(given) for s in self.slots]
         return jax.tree.unflatten(self.out_tree, leaves)
-
-    def _wrap(self, i: int, array: jax.Array) -> Any:
-        return wrap_result(array, self.out_kind(i), self.mesh)
-
-
-def wrap_result(array: jax.Array, kind: Kind, mesh: ReplicaMesh) -> Any:
-    """An array of a program as what `run` returns."""
-    if mesh.size == 1:
-        return array
-    if isinstance(kind, Split):
-        return PerReplica.of(Stacked(array, mesh, kind.is_scalar))
-    return Mirrored.of(array)
 
 
 def first_copy(array: Any) -> Any:
