@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import types
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, overload
 
@@ -117,7 +118,8 @@ class Function:
         self._check_names()
         self._programs: dict[Any, list[Program]] = {}
         self._last: dict[Any, Program] = {}
-        self._last_key: Any = None
+        self._last_key: dict[Any, Any] = {}
+        self._traces: Counter[Any] = Counter()
         self._inner: dict[Any, Function] = {}
         self.cuts: dict[Any, list[Any]] = {}  # for uneven batches
 
@@ -308,17 +310,27 @@ class Function:
 
         return thaw
 
+    def _owner(self, signature: Signature) -> Any:
+        """The object whose method this is, if it is one."""
+        first = signature.kinds[0] if signature.kinds else None
+        if isinstance(first, Static) and self in vars(type(first.value)).values():
+            return first
+        return None
+
     # Why it was traced again -----------------------------------------------------------
 
     def note_trace(self, key: Any) -> None:
         """Counts a trace; when there are many, warns with what has changed."""
         self.trace_count += 1
-        previous, self._last_key = self._last_key, key
-        if self.trace_count < _WARN_AFTER or self.trace_count % _WARN_AFTER:
+        # A method is traced once for each object, which is as it should be.
+        owner = self._owner(key[1])
+        self._traces[owner] += 1
+        previous, self._last_key[owner] = self._last_key.get(owner), key
+        if self._traces[owner] % _WARN_AFTER:
             return
         name = getattr(self.fn, "__name__", str(self.fn))
         warn_user(
-            f"{name!r} has been traced {self.trace_count} times. The last time because "
+            f"{name!r} has been traced {self._traces[owner]} times. The last time because "
             f"{_explain_change(previous, key)}. Each trace compiles again, which is slow: "
             "pass changing numbers as arrays or plain numbers, keep shapes the same (pad, "
             "or drop the last batch), and avoid new objects as arguments."

@@ -208,8 +208,7 @@ def trace_replica(
     """
     count = strategy.num_replicas_in_sync
     who = who or f"the one program for all {count} replica(s)"
-    frames: list[Frame] = []
-    outcome: list[Any] = []
+    outcome: list[Any] = []  # no tracers: they must not outlive the trace
 
     def body(values: list[jax.Array], arrays: list[jax.Array]) -> list[jax.Array]:
         frame = Frame(
@@ -219,7 +218,6 @@ def trace_replica(
             is_uneven=is_uneven,
             parent=parent,
         )
-        frames.append(frame)
         args, kwargs = signature.rebuild(arrays)
         with frame, context.enter(make_context(frame)), raised_in(who):
             result = fn(*args, **kwargs)
@@ -229,7 +227,7 @@ def trace_replica(
         given = {id(a): i for i, (a, k) in enumerate(zip(arrays, kinds)) if k == SAME}
         given = given if may_forward else {}
         slots = tuple(_slot(leaf, given) for leaf in leaves)
-        outcome.append((tree, slots))
+        outcome[:] = tree, slots, set(frame.reads), tuple(frame.writes), frame.created
         return [x for x, slot in zip(leaves, slots) if slot.is_array] + list(
             frame.writes.values()
         )
@@ -238,9 +236,9 @@ def trace_replica(
     closed = make_jaxpr(
         body, (AXIS_NAME, strategy.replica_mesh.size), (values, list(avals))
     )
-    frame, (out_tree, slots) = frames[-1], outcome[-1]
-    closed = only_reads(closed, variables, frame)
-    reads = {v: kind for v, kind in variables.items() if v in frame.reads}
+    out_tree, slots, used, written, created = outcome
+    closed = only_reads(closed, variables, used)
+    reads = {v: kind for v, kind in variables.items() if v in used}
     kinds = [*reads.values(), *signature.array_kinds()]
     is_same = [not isinstance(kind, Split) for kind in kinds]
     return ReplicaTrace(
@@ -248,8 +246,8 @@ def trace_replica(
         closed=closed,
         signature=signature,
         reads=reads,
-        written=tuple(frame.writes),
-        created=tuple(frame.created),
+        written=written,
+        created=tuple(created),
         out_tree=out_tree,
         slots=slots,
         is_same=tuple(invariant_outputs(closed.jaxpr, is_same)),
@@ -267,11 +265,11 @@ def raised_in(who: str) -> Iterator[None]:
 
 
 def only_reads(
-    closed: ClosedJaxpr, variables: Collection[Variable], frame: Frame
+    closed: ClosedJaxpr, variables: Collection[Variable], used: Collection[Variable]
 ) -> ClosedJaxpr:
     """A trace of all variables as one of those only that were read."""
     invars = closed.jaxpr.invars
-    kept = [var for var, v in zip(invars, variables) if v in frame.reads]
+    kept = [var for var, v in zip(invars, variables) if v in used]
     return with_inputs(closed, [*kept, *invars[len(variables) :]])
 
 

@@ -224,38 +224,40 @@ def _trace_call(
     variables = {
         v: SAME if is_local else layout_in(v, v.stored)[0] for v in live_variables()
     }
-    seen: list[tuple[Frame, Any, list[Any], list[Any]]] = []
+    outcome: list[Any] = []  # no tracers: they must not outlive the trace
 
     def body(values: list[jax.Array], arrays: list[jax.Array]) -> list[jax.Array]:
-        bound = {
-            v: stored_form(v, x, k) for (v, k), x in zip(variables.items(), values)
-        }
-        frame = Frame(bound, is_local=is_local)
+        known = zip(variables.items(), values)
+        frame = Frame(
+            {v: stored_form(v, x, k) for (v, k), x in known}, is_local=is_local
+        )
         args, kwargs = signature.rebuild(_wrap_arguments(signature, arrays, mesh))
         with frame, context.changed(frame=frame):
             result = fn(*args, **kwargs)
         leaves, tree = jax.tree.flatten(result, is_leaf=is_leaf)
         results = [_unwrap(leaf) for leaf in leaves]
         written = [layout_in(v, value) for v, value in frame.writes.items()]
-        seen.append((frame, tree, results, written))
+        outcome[:] = (
+            tree,
+            tuple(kind for kind, _, _ in results),
+            tuple(mesh for _, _, mesh in results),
+            set(frame.reads),
+            {v: kind for v, (kind, _) in zip(frame.writes, written)},
+            tuple(frame.created),
+            None if is_local else _mesh_used(frame),
+        )
         outs = [array for kind, array, _ in results if not isinstance(kind, Static)]
         return outs + [array for _, array in written]
 
-    given = [_global_aval(v, kind) for v, kind in variables.items()]
-    closed = make_jaxpr(body, None, (given, [_aval(array) for array in arrays]))
-    frame, tree, results, written = seen[-1]
-    code = _Code(
-        closed=only_reads(closed, variables, frame),
-        out_tree=tree,
-        out_kinds=tuple(kind for kind, _, _ in results),
-        out_meshes=tuple(mesh for _, _, mesh in results),
-    )
+    values = [_global_aval(v, kind) for v, kind in variables.items()]
+    closed = make_jaxpr(body, None, (values, [_aval(array) for array in arrays]))
+    tree, kinds, meshes, used, writes, created, used_mesh = outcome
     return _CallTrace(
-        code=code,
-        reads={v: kind for v, kind in variables.items() if v in frame.reads},
-        writes={v: kind for v, (kind, _) in zip(frame.writes, written)},
-        created=tuple(frame.created),
-        mesh=None if is_local else _mesh_used(frame),
+        code=_Code(only_reads(closed, variables, used), tree, kinds, meshes),
+        reads={v: kind for v, kind in variables.items() if v in used},
+        writes=writes,
+        created=created,
+        mesh=used_mesh,
     )
 
 

@@ -310,6 +310,8 @@ def describe_variable(name: str, variable: Variable, value: Any) -> str:
     kind = f"shape={variable.shape} dtype={variable.dtype}"
     if isinstance(value, Tracer):
         return f"<mx.Variable '{name}' {kind}, traced>"
+    if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
+        return f"<mx.Variable '{name}' {kind}, keys={jax.random.key_data(value)}>"
     array = np.asarray(value)
     return f"<mx.Variable '{name}' {kind}, numpy={array if array.ndim == 0 else repr(array)}>"
 
