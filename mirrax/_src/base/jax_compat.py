@@ -24,6 +24,8 @@ else:
     Device = jax.Device
 
 Tracer = jax.core.Tracer
+# The class of real arrays: `type(x) is` is ten times faster than `isinstance(x, jax.Array)`.
+ConcreteArray = _array.ArrayImpl
 eval_jaxpr = jax.core.eval_jaxpr
 Literal = _extend_core.Literal
 Jaxpr = _extend_core.Jaxpr

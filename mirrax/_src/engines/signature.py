@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from mirrax._src.base.jax_compat import Tracer
+from mirrax._src.base.jax_compat import ConcreteArray, Tracer
 from mirrax._src.base.mesh import ReplicaMesh
 from mirrax._src.base.values import (
     Mirrored,
@@ -159,18 +159,19 @@ def sort_arguments(
     arrays: list[Any] = []
     wrapped = SAME_WRAPPED if tell_mirrored else SAME
     mirrored = None if mesh is None else mesh.mirrored
-
-    def is_here(array: jax.Array) -> bool:
-        return not isinstance(array, Tracer) and array.sharding is mirrored
-
     for leaf in leaves:
-        if type(leaf) is Mirrored and leaf.piece is not None:  # the state of a step
+        if type(leaf) is Mirrored and leaf.piece is not None:
             kinds.append(wrapped)
             array = leaf.piece
-            arrays.append(array if is_here(array) else placed(array, mesh))
-        elif isinstance(leaf, jax.Array):
+        elif type(leaf) is ConcreteArray or isinstance(leaf, jax.Array):
             kinds.append(SAME)
-            arrays.append(placed(leaf, mesh))
+            array = leaf
+        else:
+            array = None
+        if array is not None:
+            # The state of a step lies there already: the shortest way for it.
+            is_here = type(array) is ConcreteArray and array.sharding is mirrored
+            arrays.append(array if is_here else placed(array, mesh))
         elif isinstance(leaf, PerReplica) and is_one_number(leaf):
             kinds.append(SAME)
             arrays.append(leaf.values[0])
@@ -190,7 +191,7 @@ def sort_arguments(
         else:
             kinds.append(Static(leaf))
     for array in arrays:
-        if isinstance(array, jax.Array):
+        if type(array) is ConcreteArray and array.is_deleted():
             check_alive(array)
     signature = Signature(tree, tuple(kinds))
     return signature, arrays, signature.arrays_of(leaves)

@@ -203,6 +203,9 @@ class Strategy:
             )
         if options is not None and not isinstance(options, RunOptions):
             raise TypeError(f"`options` must be a RunOptions, got {options!r}.")
+        here = context.current()
+        if here.strategy is self and here.replica is None:
+            return self._run(fn, tuple(args), dict(kwargs or {}))
         with self.entered("run"):
             return self._run(fn, tuple(args), dict(kwargs or {}))
 
