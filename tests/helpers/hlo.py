@@ -45,6 +45,10 @@ def replica_groups(text: str) -> list[list[list[int]]]:
             groups = re.findall(r"\{([\d,]+)\}", listed[1])
             found.append([[int(i) for i in group.split(",")] for group in groups])
             continue
+        whole = re.search(r"replica_groups=mesh\['replica'=(\d+)\]", line)
+        if whole:  # as JAX 0.11 writes it
+            found.append([list(range(int(whole[1])))])
+            continue
         iota = re.search(
             r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](T\([\d,]+\))?", line
         )

@@ -30,11 +30,13 @@ class PackLimits:
 
 
 def plan_packs(arrays: Sequence[jax.Array], limits: PackLimits) -> list[list[int]]:
-    """Groups of positions in `arrays` that travel together."""
+    """Groups of positions in `arrays` that travel together; empty ones stay at home."""
     packs: list[list[int]] = []
     open_packs: dict[jnp.dtype, tuple[list[int], int]] = {}
     for i, array in enumerate(arrays):
         size = array.size * array.dtype.itemsize
+        if size == 0:
+            continue
         if size >= limits.small_bytes:
             packs.append([i])
             continue
@@ -57,7 +59,11 @@ def reduce_packed(
     reduce: Callable[[jax.Array], jax.Array],
 ) -> list[jax.Array]:
     """`reduce` of each array, with small ones packed."""
-    results: list[jax.Array | None] = [None] * len(arrays)
+    # XLA of JAX 0.11 crashes on an empty array in an all-reduce, which needs none.
+    results: list[jax.Array | None] = [
+        None if a.size else jnp.zeros(a.shape, jax.eval_shape(reduce, a).dtype)
+        for a in arrays
+    ]
     for pack in plan_packs(arrays, limits):
         if len(pack) == 1:
             results[pack[0]] = reduce(arrays[pack[0]])
