@@ -1,15 +1,17 @@
 # make install   .venv with all that tests, demo and benchmarks need
 # make demo      trains a classifier on several replicas of this machine
 # make test      what CI runs: lint, types, all tests
+# make test-interop   the tests with TensorFlow, PyTorch, Grain, Keras, Hugging Face
 # make quick     the tests to run all day
 # make bench     speed, side by side with hand-written JAX
 # make soak      thousands of steps without waiting: nothing may hang
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+INTEROP := .venv-interop
 WORKERS ?= 2
 
-.PHONY: install demo test quick lint types bench soak clean
+.PHONY: install demo test test-interop quick lint types bench soak clean
 
 install: $(VENV)/.installed
 
@@ -31,10 +33,21 @@ types: install
 	$(BIN)/pyright
 
 test: lint types
-	$(BIN)/python -m pytest -n $(WORKERS)
+	$(BIN)/python -m pytest -n $(WORKERS) --ignore tests/interop
+	$(MAKE) test-interop
+
+# An environment of its own: the libraries are large, and nothing else may need them.
+$(INTEROP)/.installed: pyproject.toml
+	test -x $(INTEROP)/bin/python || $(PYTHON) -m venv $(INTEROP)
+	$(INTEROP)/bin/python -m pip install --quiet --upgrade pip
+	$(INTEROP)/bin/python -m pip install --quiet --editable '.[interop]'
+	touch $@
+
+test-interop: $(INTEROP)/.installed
+	$(INTEROP)/bin/python -m pytest -n $(WORKERS) tests/interop
 
 quick: install
-	$(BIN)/python -m pytest -n $(WORKERS) -m 'not slow'
+	$(BIN)/python -m pytest -n $(WORKERS) -m 'not slow' --ignore tests/interop
 
 bench: install
 	$(BIN)/python benchmarks/run.py
@@ -43,4 +56,4 @@ soak: install
 	$(BIN)/python benchmarks/soak.py
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(INTEROP) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import mirrax as mx
@@ -32,4 +33,4 @@ def two_cpus() -> mx.MirroredStrategy:
 
 @pytest.fixture(autouse=True)
 def doctest_names(doctest_namespace: dict) -> None:
-    doctest_namespace.update(mx=mx, jnp=jnp)
+    doctest_namespace.update(mx=mx, jnp=jnp, np=np)

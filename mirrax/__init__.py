@@ -7,7 +7,10 @@ Importing mirrax starts no JAX backend.
 """
 
 from mirrax import config as config
+from mirrax import data as data
 from mirrax import distribute as distribute
+from mirrax import errors as errors
+from mirrax import io as io
 from mirrax._src.base.logical import install as _install
 from mirrax._src.base.reduce_op import VariableAggregation as VariableAggregation
 from mirrax._src.base.reduce_op import (
@@ -18,6 +21,7 @@ from mirrax._src.engines.function import Function as Function
 from mirrax._src.engines.function import function as function
 from mirrax._src.engines.gradients import grad as grad
 from mirrax._src.engines.gradients import value_and_grad as value_and_grad
+from mirrax._src.input.structure import TensorSpec as TensorSpec
 from mirrax._src.state.variable import Variable as Variable
 from mirrax._src.strategies.default import get_replica_context as get_replica_context
 from mirrax._src.strategies.default import get_strategy as get_strategy

@@ -9,6 +9,7 @@ import pkgutil
 from collections.abc import Iterator
 
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import mirrax
@@ -36,7 +37,9 @@ def examples() -> Iterator[doctest.DocTest]:
                 if not callable(item) or id(item) in seen:
                     continue
                 seen.add(id(item))
-                for test in finder.find(item, path, globs={"mx": mx, "jnp": jnp}):
+                for test in finder.find(
+                    item, path, globs={"mx": mx, "jnp": jnp, "np": np}
+                ):
                     if test.examples:
                         yield test
 

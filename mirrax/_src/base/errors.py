@@ -1,4 +1,4 @@
-"""Pieces that messages share."""
+"""Error classes, and pieces that messages share."""
 
 from __future__ import annotations
 
@@ -45,3 +45,15 @@ def users_line() -> str:
 def sentence(text: str) -> str:
     """`text` with a capital first letter."""
     return text[:1].upper() + text[1:]
+
+
+class OutOfRangeError(Exception):
+    """There is no next element: the data has ended."""
+
+    __module__ = "mirrax.errors"
+
+
+class DataLossError(Exception):
+    """A file is damaged: cut off, or changed after it was written."""
+
+    __module__ = "mirrax.errors"

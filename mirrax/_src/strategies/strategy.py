@@ -34,8 +34,17 @@ from mirrax._src.collectives.sparse import IndexedSlices
 from mirrax._src.engines.function import run_replicas
 from mirrax._src.engines.replica_context import check_gather_axis
 from mirrax._src.engines.spmd import first_copy, in_program
+from mirrax._src.input.dataset import Dataset
+from mirrax._src.input.distributed import DistributedDataset
+from mirrax._src.input.options import InputContext, InputOptions, InputReplicationMode
+from mirrax._src.input.splitting import Share
 from mirrax._src.state.distributed import DistributedVariable
 from mirrax._src.state.variable import Variable
+from mirrax._src.strategies.feeding import (
+    InputIterator,
+    distribute_dataset,
+    distribute_from_function,
+)
 from mirrax._src.strategies.reducing import reduce_leaf
 
 
@@ -298,6 +307,110 @@ class Strategy:
         if self.replica_mesh is None:
             return jnp.asarray(value.values[0])
         return gather_parts(value, self.replica_mesh, axis % first.ndim)
+
+    # Input ---------------------------------------------------------------------------
+
+    @property
+    def input_share(self) -> Share:
+        """This worker's replicas among all, for those who divide data."""
+        return Share(1, 0, self.num_replicas_in_sync)
+
+    def experimental_distribute_dataset(
+        self, dataset: Any, options: InputOptions | None = None
+    ) -> DistributedDataset:
+        """A dataset of global batches, each split over the replicas and on their devices.
+
+        >>> strategy = mx.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+        >>> dataset = mx.data.Dataset.range(6).batch(4)
+        >>> for batch in strategy.experimental_distribute_dataset(dataset):
+        ...     print(batch)
+        PerReplica:{
+          0: Array([0, 1], dtype=int32),
+          1: Array([2, 3], dtype=int32)
+        }
+        PerReplica:{
+          0: Array([4], dtype=int32),
+          1: Array([5], dtype=int32)
+        }
+
+        Batch the dataset by the global batch size. The batches are copied ahead in the
+        background. `explain()` of the result tells who gets what.
+
+        Args:
+            dataset: An `mx.data.Dataset`, or whatever `mx.data.as_dataset` takes.
+            options: An `mx.distribute.InputOptions`.
+        """
+        self._check_not_in_replica("experimental_distribute_dataset")
+        return distribute_dataset(dataset, self.input_share, self.replica_mesh, options)
+
+    def distribute_datasets_from_function(
+        self,
+        dataset_fn: Callable[[InputContext], Any],
+        options: InputOptions | None = None,
+    ) -> DistributedDataset:
+        """The dataset that `dataset_fn(input_context)` makes; each replica takes a batch.
+
+        It is called once, here. Batch by the size for one replica,
+        `input_context.get_per_replica_batch_size(global_batch_size)`, and shard by
+        `input_context.input_pipeline_id`: nothing is split or divided any more.
+        """
+        self._check_not_in_replica("distribute_datasets_from_function")
+        return distribute_from_function(
+            dataset_fn, self.input_share, self.replica_mesh, options
+        )
+
+    def experimental_distribute_datasets_from_function(
+        self,
+        dataset_fn: Callable[[InputContext], Any],
+        options: InputOptions | None = None,
+    ) -> DistributedDataset:
+        """The older name of `distribute_datasets_from_function`."""
+        warn_renamed(
+            "experimental_distribute_datasets_from_function",
+            "distribute_datasets_from_function",
+        )
+        return self.distribute_datasets_from_function(dataset_fn, options)
+
+    def experimental_make_numpy_dataset(self, numpy_input: PyTree) -> Dataset:
+        """The rows of arrays in memory as a dataset; the same as `from_tensor_slices`.
+
+        Args:
+            numpy_input: Arrays of the same length, in any structure; a list is stacked.
+        """
+        return Dataset.from_tensor_slices(numpy_input)
+
+    def make_dataset_iterator(self, dataset: Any) -> InputIterator:
+        """TensorFlow 1's iterator over a dataset of global batches: `initialize`, `get_next`.
+
+        Write `iter(strategy.experimental_distribute_dataset(dataset))`.
+        """
+        warn_renamed("make_dataset_iterator", "experimental_distribute_dataset")
+        return InputIterator(self.experimental_distribute_dataset(dataset))
+
+    def make_input_fn_iterator(
+        self,
+        input_fn: Callable[[InputContext], Any],
+        replication_mode: InputReplicationMode = InputReplicationMode.PER_WORKER,
+    ) -> InputIterator:
+        """TensorFlow 1's iterator over the dataset that `input_fn` makes.
+
+        Write `iter(strategy.distribute_datasets_from_function(input_fn))`.
+        """
+        warn_renamed("make_input_fn_iterator", "distribute_datasets_from_function")
+        if replication_mode is not InputReplicationMode.PER_WORKER:
+            raise ValueError(
+                "`make_input_fn_iterator` supports `InputReplicationMode.PER_WORKER` only, got "
+                f"{replication_mode!r}."
+            )
+        return InputIterator(self.distribute_datasets_from_function(input_fn))
+
+    def _check_not_in_replica(self, what: str) -> None:
+        here = context.current()
+        if here.replica is not None and not context.is_default():
+            raise RuntimeError(
+                f"`{what}` is called inside a replica function. Distribute the dataset outside "
+                "`run`, and pass its batches to it."
+            )
 
     # Values --------------------------------------------------------------------------
 

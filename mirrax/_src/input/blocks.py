@@ -1,0 +1,214 @@
+"""Rows of tables: how pipelines over data in memory work on indices.
+
+A `Table` gives any of its rows at once. A `Block` is a choice of rows of a table, a `Row`
+is one; both are cheap to cut, to reorder and to pass on, and are looked up only where the
+values are needed (`value_of`). What is not in memory to begin with becomes a table when
+elements are stacked, so `batch` and what comes after it see blocks always.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from mirrax._src.input.structure import (
+    PyTree,
+    empty,
+    map_leaves,
+    stack_elements,
+)
+
+Index = range | np.ndarray
+
+
+class Table(Protocol):
+    """Equally shaped elements that can be looked up in any order."""
+
+    def rows(self, index: Index) -> PyTree:
+        """The rows, stacked."""
+        ...
+
+    def row(self, i: int) -> PyTree:
+        """One row, as an element."""
+        ...
+
+
+class Arrays:
+    """The rows of arrays that lie in memory."""
+
+    __slots__ = ("arrays", "_single")
+
+    def __init__(self, arrays: PyTree) -> None:
+        self.arrays = arrays
+        self._single = isinstance(arrays, np.ndarray)
+
+    def rows(self, index: Index) -> PyTree:
+        if self._single:
+            return _look_up(self.arrays, index)
+        return map_leaves(lambda array: _look_up(array, index), self.arrays)
+
+    def row(self, i: int) -> PyTree:
+        if self._single:
+            return self.arrays[i]
+        return map_leaves(lambda array: array[i], self.arrays)
+
+
+def _look_up(array: np.ndarray, index: Index) -> np.ndarray:
+    if isinstance(index, range):
+        return array[_as_slice(index)]
+    if array.dtype.hasobject:
+        return array[index]
+    out = empty((len(index), *array.shape[1:]), array.dtype)
+    # "clip" because NumPy looks up twice to be able to raise; the index is in range.
+    return np.take(array, index, axis=0, out=out, mode="clip")
+
+
+def _as_slice(index: range) -> slice:
+    if not index:
+        return slice(0, 0)
+    stop = index.stop if index.step > 0 or index.stop >= 0 else None
+    return slice(index.start, stop, index.step)
+
+
+class Numbers:
+    """The table whose row i is `start + i * step`."""
+
+    __slots__ = ("start", "step", "dtype")
+
+    def __init__(self, start: int, step: int, dtype: np.dtype) -> None:
+        self.start, self.step, self.dtype = start, step, dtype
+
+    def rows(self, index: Index) -> np.ndarray:
+        positions = np.asarray(index, np.int64)
+        return (self.start + positions * self.step).astype(self.dtype)
+
+    def row(self, i: int) -> np.generic:
+        return self.dtype.type(self.start + i * self.step)
+
+
+class Zipped:
+    """Row i is the tuple of the rows i of several blocks."""
+
+    __slots__ = ("blocks",)
+
+    def __init__(self, blocks: Sequence[Block]) -> None:
+        self.blocks = tuple(blocks)
+
+    def rows(self, index: Index) -> PyTree:
+        return tuple(block.pick(index).value() for block in self.blocks)
+
+    def row(self, i: int) -> PyTree:
+        return tuple(block.row(i).value() for block in self.blocks)
+
+
+class Mapped:
+    """Row i is a function of row i of another table."""
+
+    __slots__ = ("table", "fn", "fn_of_rows")
+
+    def __init__(
+        self,
+        table: Table,
+        fn: Callable[[PyTree], PyTree],
+        fn_of_rows: Callable[[PyTree], PyTree],
+    ) -> None:
+        self.table, self.fn, self.fn_of_rows = table, fn, fn_of_rows
+
+    def rows(self, index: Index) -> PyTree:
+        return self.fn_of_rows(self.table.rows(index))
+
+    def row(self, i: int) -> PyTree:
+        return self.fn(self.table.row(i))
+
+
+class Row:
+    """One element of a table, not looked up yet."""
+
+    __slots__ = ("table", "i")
+
+    def __init__(self, table: Table, i: int) -> None:
+        self.table, self.i = table, i
+
+    def value(self) -> PyTree:
+        return self.table.row(self.i)
+
+
+class Block:
+    """Some rows of a table in some order, not looked up yet; as an element: a batch."""
+
+    __slots__ = ("table", "index")
+
+    def __init__(self, table: Table, index: Index) -> None:
+        self.table, self.index = table, index
+
+    @classmethod
+    def of(cls, stacked: PyTree, length: int) -> Block:
+        """The block of all rows of stacked arrays."""
+        return cls(Arrays(stacked), range(length))
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def __getitem__(self, part: slice) -> Block:
+        return Block(self.table, self.index[part])
+
+    def pick(self, positions: Index) -> Block:
+        """The rows at `positions` of this block."""
+        index = self.index
+        if isinstance(index, np.ndarray):
+            where = _as_slice(positions) if isinstance(positions, range) else positions
+            return Block(self.table, index[where])
+        if isinstance(positions, range):
+            return Block(self.table, index[_as_slice(positions)])
+        if index.start or index.step != 1:
+            positions = positions * index.step + index.start
+        return Block(self.table, positions)
+
+    def row(self, position: int) -> Row:
+        return Row(self.table, int(self.index[position]))
+
+    def value(self) -> PyTree:
+        return self.table.rows(self.index)
+
+
+def value_of(element: Any) -> PyTree:
+    """An element's arrays, looked up if they were not yet."""
+    return element.value() if isinstance(element, Row | Block) else element
+
+
+def join(blocks: Sequence[Block]) -> Block:
+    """The rows of several blocks, one after the other."""
+    blocks = [block for block in blocks if len(block)] or list(blocks[:1])
+    if len(blocks) == 1:
+        return blocks[0]
+    table = blocks[0].table
+    if all(block.table is table for block in blocks):
+        return Block(table, np.concatenate([np.asarray(b.index) for b in blocks]))
+    parts = [block.value() for block in blocks]
+    try:
+        stacked = map_leaves(_concatenate, parts[0], *parts[1:])
+    except ValueError:  # to say what differs, row by row
+        stacked = stack_elements(
+            [b.row(i).value() for b in blocks for i in range(len(b))]
+        )
+    return Block.of(stacked, sum(map(len, blocks)))
+
+
+def _concatenate(first: np.ndarray, *others: np.ndarray) -> np.ndarray:
+    for other in others:
+        if other.shape[1:] != first.shape[1:] or other.dtype != first.dtype:
+            raise ValueError
+    out = empty((len(first) + sum(map(len, others)), *first.shape[1:]), first.dtype)
+    return np.concatenate([first, *others], out=out)
+
+
+def block_of(elements: Sequence[Any]) -> Block:
+    """Single elements as a block: of their table if they share one, else of a new one."""
+    first = elements[0]
+    if isinstance(first, Row) and all(
+        isinstance(e, Row) and e.table is first.table for e in elements
+    ):
+        return Block(first.table, np.array([e.i for e in elements], np.int64))
+    return Block.of(stack_elements([value_of(e) for e in elements]), len(elements))

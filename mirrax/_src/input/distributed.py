@@ -1,0 +1,325 @@
+"""`DistributedDataset`: batches on the devices of all replicas."""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from mirrax._src.base import context
+from mirrax._src.base.jax_compat import in_trace
+from mirrax._src.base.mesh import ReplicaMesh
+from mirrax._src.input.background import Ahead
+from mirrax._src.input.delivery import Delivery
+from mirrax._src.input.iterators import IteratorBase, adopt, describe_steps
+from mirrax._src.input.node import INFINITE, UNKNOWN, Cursor, Node, walk
+from mirrax._src.input.options import InputOptions
+from mirrax._src.input.sharding import Plan
+from mirrax._src.input.splitting import Share, StepsOf
+from mirrax._src.input.structure import PyTree, TensorSpec, leaves_of, map_leaves
+from mirrax._src.state.frame import RunEagerly
+
+_KIND = "mirrax.distribute.DistributedIterator"
+
+
+class PerReplicaSpec:
+    """The specs of a per-replica value: one for each of this worker's replicas.
+
+    Attributes:
+        values: The specs.
+    """
+
+    __module__ = "mirrax.distribute"
+
+    def __init__(self, *values: TensorSpec) -> None:
+        self.values = values
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, PerReplicaSpec) and self.values == other.values
+
+    def __hash__(self) -> int:
+        return hash(self.values)
+
+    def __repr__(self) -> str:
+        return f"PerReplicaSpec({', '.join(map(repr, self.values))})"
+
+
+class DistributedDataset:
+    """A dataset whose elements are on the devices of the replicas.
+
+    Made by `strategy.experimental_distribute_dataset` and
+    `strategy.distribute_datasets_from_function`. Iterate over it as often as you like; each
+    batch is copied to the devices in the background while the one before is used.
+    """
+
+    __module__ = "mirrax.distribute"
+
+    def __init__(
+        self,
+        roots: tuple[Node, ...],
+        steps_of: StepsOf,
+        share: Share,
+        mesh: ReplicaMesh | None,
+        options: InputOptions,
+        explanation: Callable[[], str],
+        split_spec: bool,
+        is_global: bool,
+    ) -> None:
+        self.roots = roots
+        self.steps_of = steps_of
+        self.share = share
+        self.input_options = options
+        self.is_global = is_global
+        self._mesh = mesh
+        self._explanation = explanation
+        self._split_spec = split_spec
+        self._passes = itertools.count()
+
+    @classmethod
+    def of_plan(cls, plan: Plan, mesh: ReplicaMesh | None) -> DistributedDataset:
+        """The dataset of global batches that `plan` divides."""
+        return cls(
+            (plan.root,),
+            plan.steps,
+            plan.share,
+            mesh,
+            plan.options,
+            plan.explain,
+            True,
+            plan.is_global,
+        )
+
+    @classmethod
+    def in_turn(
+        cls,
+        roots: tuple[Node, ...],
+        steps_of: StepsOf,
+        share: Share,
+        mesh: ReplicaMesh | None,
+        options: InputOptions,
+    ) -> DistributedDataset:
+        """The batches of `dataset_fn`'s datasets, one for each replica."""
+
+        def explain() -> str:
+            return "\n".join(
+                [
+                    f"steps:      {' -> '.join(n.describe() for n in walk(roots[0]))}",
+                    f"replicas:   {share.num_replicas} in all, {share.replicas_per_worker} on "
+                    f"each of {share.num_workers} worker(s); this is worker {share.worker}",
+                    "policy:     none: `dataset_fn` divides the data itself",
+                    "batches:    as they are; the replicas take turns at one dataset"
+                    if len(roots) == 1
+                    else "batches:    as they are; each replica has a dataset of its own",
+                    f"last batch: {options.last_batch}; a replica without a batch gets an "
+                    "empty one, or the step is left out where all shapes are fixed",
+                ]
+            )
+
+        return cls(
+            roots,
+            steps_of,
+            share,
+            mesh,
+            options,
+            explain,
+            False,
+            share.num_workers == 1,
+        )
+
+    def __iter__(self) -> DistributedIterator:
+        _check_place("iter")
+        return DistributedIterator(self, next(self._passes))
+
+    @property
+    def element_spec(self) -> PyTree:
+        """The specs of an element: `PerReplicaSpec`s, or plain ones for a single replica."""
+        spec = self.roots[0].spec()
+        count = self.share.num_replicas
+        if self._split_spec:
+            spec = map_leaves(self._part_spec, spec)
+        if self.input_options.last_batch == "pad":
+            rows = {s.shape[0] for s in leaves_of(spec) if s.shape}
+            mask = TensorSpec((rows.pop() if len(rows) == 1 else None,), "bool")
+            spec = (spec, mask)
+        if count == 1:
+            return spec
+        local = self.share.replicas_per_worker
+        return map_leaves(lambda s: PerReplicaSpec(*[s] * local), spec)
+
+    def _part_spec(self, spec: TensorSpec) -> TensorSpec:
+        count = self.share.num_replicas
+        if not spec.shape or count == 1:
+            return spec
+        rows, rest = spec.shape[0], spec.shape[1:]
+        is_even = rows is not None and not rows % count and self.share.num_workers == 1
+        return TensorSpec(
+            (rows // count if is_even and rows else None, *rest), spec.dtype
+        )
+
+    @property
+    def cardinality(self) -> int:
+        """The number of elements of the dataset that was distributed, as far as known."""
+        sizes = [root.cardinality() for root in self.roots]
+        if not self._split_spec and len(sizes) == 1 and sizes[0] > 0:
+            return -(-sizes[0] // self.share.replicas_per_worker)
+        return max(sizes)
+
+    def explain(self) -> str:
+        """Prints and returns the plan: who reads what, in which sizes, and how it ends.
+
+        >>> strategy = mx.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+        >>> dataset = mx.data.Dataset.range(11).batch(8)
+        >>> _ = strategy.experimental_distribute_dataset(dataset).explain()
+        steps:      range(0, 11, 1) -> batch(8)
+        replicas:   2 in all, 2 on each of 1 worker(s); this is worker 0
+        policy:     AUTO -> DATA (one worker reads everything)
+        this worker reads: everything
+        batches:    of 8: each batch split into 4, 4 for replicas 0 to 1
+        last batch: exact: 3 rows, split into 2, 1
+        """
+        text = self._explanation()
+        print(text)
+        return text
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _TRANSFORMATIONS:
+            raise AttributeError(
+                f"A distributed dataset cannot be transformed further: call `.{name}(...)` on "
+                "the dataset before it is distributed."
+            )
+        raise AttributeError(f"DistributedDataset has no attribute {name!r}.")
+
+    def __repr__(self) -> str:
+        size = {INFINITE: "infinite", UNKNOWN: "unknown"}.get(self.cardinality)
+        return (
+            f"<mx.distribute.DistributedDataset {self.roots[0].describe()} over "
+            f"{self.share.num_replicas} replicas, length {size or self.cardinality}>"
+        )
+
+
+_TRANSFORMATIONS = frozenset(
+    """map filter batch padded_batch unbatch shuffle repeat take skip shard cache concatenate
+    enumerate interleave flat_map prefetch with_options apply reduce as_numpy_iterator zip
+    """.split()
+)
+
+
+class DistributedIterator(IteratorBase):
+    """A pass over a distributed dataset; `get_state` and `set_state` save and restore it."""
+
+    __module__ = "mirrax.distribute"
+
+    def __init__(self, dataset: DistributedDataset, number: int) -> None:
+        self._dataset = dataset
+        self._path = (number,)
+        self._delivered = 0
+        self._open(None)
+
+    def _open(self, state: Any) -> None:
+        dataset = self._dataset
+        options = dataset.input_options
+        steps = dataset.steps_of(self._path, state)
+        delivery = Delivery(dataset._mesh, bool(options.experimental_fetch_to_device))
+        size = options.experimental_per_replica_buffer_size
+        self._cursor: Cursor = (
+            Ahead(steps, size, delivery, "input") if size else _Now(steps, delivery)
+        )
+        self._closer = weakref.finalize(self, self._cursor.close)
+
+    @property
+    def element_spec(self) -> PyTree:
+        """The specs of an element."""
+        return self._dataset.element_spec
+
+    def __next__(self) -> PyTree:
+        _check_place("next")
+        try:
+            element = next(self._cursor)
+        except BaseException:
+            self._closer()
+            raise
+        self._delivered += 1
+        return element
+
+    def get_state(self) -> dict[str, Any]:
+        """Where the pass is, after the batches that were delivered; ready for JSON.
+
+        What has been read ahead does not count: a restored iterator reads it again.
+        """
+        dataset = self._dataset
+        return {
+            "kind": _KIND,
+            **describe_steps(dataset.roots),
+            "path": list(self._path),
+            "position": self._cursor.state(),
+            "delivered": self._delivered,
+            "is_global": dataset.is_global,
+            "workers": [dataset.share.num_workers, dataset.share.worker],
+        }
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Goes to where an iterator over the same dataset was.
+
+        Where the order is global (one worker, or the policy DATA) the number of workers and
+        replicas may be another one.
+
+        Raises:
+            ValueError: If the state is another pipeline's, or each worker had files of its
+                own and their number has changed.
+        """
+        dataset = self._dataset
+        adopt(dataset.roots, state, _KIND)
+        share = [dataset.share.num_workers, dataset.share.worker]
+        if not (state["is_global"] and dataset.is_global) and state["workers"] != share:
+            raise ValueError(
+                f"The state is worker {state['workers'][1]}'s of {state['workers'][0]}, and this "
+                f"is worker {share[1]} of {share[0]}. Each worker read data of its own, so the "
+                "position means nothing to another number of workers; with the policy DATA it "
+                "does."
+            )
+        self._closer()
+        self._path = tuple(state["path"])
+        self._delivered = state["delivered"]
+        self._open(state["position"])
+
+    def close(self) -> None:
+        """Ends the pass: its threads and files."""
+        self._closer()
+
+    def __repr__(self) -> str:
+        return f"<mx.distribute.DistributedIterator over {self._dataset!r}>"
+
+
+class _Now(Cursor):
+    """Delivers when asked, without a thread."""
+
+    def __init__(self, steps: Cursor, delivery: Delivery) -> None:
+        self._steps, self._delivery = steps, delivery
+
+    def __next__(self) -> PyTree:
+        return self._delivery(next(self._steps))
+
+    def state(self) -> Any:
+        return self._steps.state()
+
+    def close(self) -> None:
+        self._steps.close()
+
+
+def _check_place(what: str) -> None:
+    """A batch that a traced function took would become a constant of its program."""
+    here = context.current()
+    if here.replica is not None and not context.is_default():
+        raise RuntimeError(
+            f"`{what}` of a distributed dataset is called inside a replica function. Take the "
+            "batch outside, and pass it to `strategy.run`."
+        )
+    if here.frame is not None:
+        raise RunEagerly("a function that takes batches of a distributed dataset")
+    if in_trace():
+        raise RuntimeError(
+            f"`{what}` of a distributed dataset is called inside a JAX transformation (jit, "
+            "grad, ...), which would use this one batch for ever. Use `mx.function`, or take "
+            "the batch outside."
+        )

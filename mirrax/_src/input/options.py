@@ -1,0 +1,212 @@
+"""Choices: how a dataset is sharded over workers, how it is fed to replicas."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+AUTOTUNE = -1
+SHARD_HINT = -1
+LAST_BATCHES = ("exact", "drop", "pad")
+
+
+class AutoShardPolicy(enum.IntEnum):
+    """How a dataset is divided among workers.
+
+    AUTO takes FILE if the dataset reads at least as many files as there are workers, else
+    DATA. FILE gives each worker files of its own, DATA a part of every batch, OFF
+    everything to every worker; HINT replaces `shard(SHARD_HINT, SHARD_HINT)`.
+    """
+
+    __module__ = "mirrax.data.experimental"  # type: ignore[misc]
+
+    OFF = -1
+    AUTO = 0
+    FILE = 1
+    DATA = 2
+    HINT = 3
+
+
+@dataclass
+class DistributeOptions:
+    """How a dataset is distributed.
+
+    Attributes:
+        auto_shard_policy: How it is divided among workers.
+        num_devices: The number of devices, for those who want to write it down.
+    """
+
+    auto_shard_policy: AutoShardPolicy = AutoShardPolicy.AUTO
+    num_devices: int | None = None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "auto_shard_policy":
+            value = AutoShardPolicy(value)
+        _set_known(self, name, value)
+
+
+@dataclass
+class ThreadingOptions:
+    """How many threads a pipeline may use.
+
+    Attributes:
+        private_threadpool_size: The calls at a time that `AUTOTUNE` stands for; None for
+            as many as the machine has cores.
+    """
+
+    private_threadpool_size: int | None = None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        _set_known(self, name, value)
+
+
+@dataclass
+class Options:
+    """Options of a dataset, for `dataset.with_options(options)`.
+
+    >>> options = mx.data.Options()
+    >>> options.experimental_distribute.auto_shard_policy = (
+    ...     mx.data.experimental.AutoShardPolicy.DATA)
+    >>> dataset = mx.data.Dataset.range(8).with_options(options)
+
+    Attributes:
+        deterministic: Whether parallel maps keep the order where they do not say it
+            themselves; None is True.
+        experimental_distribute: How the dataset is distributed.
+        threading: How many threads it may use.
+    """
+
+    deterministic: bool | None = None
+    experimental_distribute: DistributeOptions = field(
+        default_factory=DistributeOptions
+    )
+    threading: ThreadingOptions = field(default_factory=ThreadingOptions)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        _set_known(self, name, value)
+
+
+def _set_known(options: Any, name: str, value: Any) -> None:
+    if name not in type(options).__dataclass_fields__:
+        known = ", ".join(type(options).__dataclass_fields__)
+        raise AttributeError(
+            f"{type(options).__name__} has no option {name!r}; it has {known}."
+        )
+    object.__setattr__(options, name, value)
+
+
+class InputReplicationMode(enum.Enum):
+    """For how many replicas a `dataset_fn` is called: once a worker, or once a replica."""
+
+    __module__ = "mirrax.distribute"  # type: ignore[misc]
+
+    PER_WORKER = "PER_WORKER"
+    PER_REPLICA = "PER_REPLICA"
+
+
+class InputOptions(
+    NamedTuple(
+        "InputOptions",
+        [
+            ("experimental_fetch_to_device", bool | None),
+            ("experimental_replication_mode", InputReplicationMode),
+            ("experimental_place_dataset_on_device", bool),
+            ("experimental_per_replica_buffer_size", int),
+            ("last_batch", str),
+        ],
+    )
+):
+    """How a distributed dataset feeds the replicas.
+
+    Args:
+        experimental_fetch_to_device: Whether batches are copied to the replicas' devices;
+            otherwise they stay NumPy arrays until a replica uses them.
+        experimental_replication_mode: Whether a `dataset_fn` is called once for each
+            worker or once for each replica.
+        experimental_place_dataset_on_device: Not supported; only False.
+        experimental_per_replica_buffer_size: The batches that are copied ahead, in the
+            background; 0 for none.
+        last_batch: What happens to a batch that is not full. "exact": it is split over
+            the replicas as it is, some of which may get less, or nothing. "drop": it is
+            left out. "pad": it is filled up with zeros, and every element is a pair
+            `(batch, mask)` whose mask is true for real rows; all steps have one shape.
+    """
+
+    __slots__ = ()
+    __module__ = "mirrax.distribute"
+
+    def __new__(
+        cls,
+        experimental_fetch_to_device: bool | None = True,
+        experimental_replication_mode: InputReplicationMode = InputReplicationMode.PER_WORKER,
+        experimental_place_dataset_on_device: bool = False,
+        experimental_per_replica_buffer_size: int = 1,
+        last_batch: str = "exact",
+    ) -> InputOptions:
+        if experimental_fetch_to_device is None:
+            experimental_fetch_to_device = True
+        if experimental_place_dataset_on_device:
+            raise ValueError(
+                "`experimental_place_dataset_on_device=True` is not supported: datasets run "
+                "on the host, and batches are copied to the devices in the background."
+            )
+        if experimental_per_replica_buffer_size < 0:
+            raise ValueError(
+                "`experimental_per_replica_buffer_size` is a number of batches, got "
+                f"{experimental_per_replica_buffer_size}."
+            )
+        if last_batch not in LAST_BATCHES:
+            raise ValueError(
+                f"`last_batch` must be one of {', '.join(LAST_BATCHES)}, got {last_batch!r}."
+            )
+        return super().__new__(
+            cls,
+            experimental_fetch_to_device,
+            InputReplicationMode(experimental_replication_mode),
+            experimental_place_dataset_on_device,
+            experimental_per_replica_buffer_size,
+            last_batch,
+        )
+
+
+@dataclass(frozen=True)
+class InputContext:
+    """What a `dataset_fn` is told: which of how many input pipelines it makes.
+
+    >>> context = mx.distribute.InputContext(
+    ...     num_input_pipelines=2, input_pipeline_id=1, num_replicas_in_sync=4)
+    >>> context.get_per_replica_batch_size(32)
+    8
+    """
+
+    num_input_pipelines: int = 1
+    input_pipeline_id: int = 0
+    num_replicas_in_sync: int = 1
+
+    def get_per_replica_batch_size(self, global_batch_size: int) -> int:
+        """One replica's share of a global batch.
+
+        Raises:
+            ValueError: If the replicas' shares would not be equal.
+        """
+        size, rest = divmod(global_batch_size, self.num_replicas_in_sync)
+        if rest:
+            below = global_batch_size - rest
+            raise ValueError(
+                f"A global batch of {global_batch_size} cannot be divided equally among "
+                f"{self.num_replicas_in_sync} replicas. Use {below or self.num_replicas_in_sync}"
+                f" or {below + self.num_replicas_in_sync}."
+            )
+        return size
+
+    def __str__(self) -> str:
+        return (
+            f"mx.distribute.InputContext(input pipeline id {self.input_pipeline_id}, "
+            f"total: {self.num_input_pipelines})"
+        )
+
+
+for _cls in (DistributeOptions, ThreadingOptions, Options):
+    _cls.__module__ = "mirrax.data"
+InputContext.__module__ = "mirrax.distribute"

@@ -1,0 +1,216 @@
+"""Where elements come from: arrays in memory, numbers, generators."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+from mirrax._src.input.blocks import Arrays, Block, Numbers
+from mirrax._src.input.node import (
+    UNKNOWN,
+    Cursor,
+    Node,
+    Path,
+    State,
+    first_element,
+    node,
+)
+from mirrax._src.input.structure import (
+    STRING,
+    PyTree,
+    TensorSpec,
+    dtype_of,
+    flatten,
+    leaves_of,
+    map_leaves,
+    show,
+    spec_of,
+    to_array,
+    to_element,
+    without_axis,
+)
+
+
+@node
+class Slices(Node):
+    """The rows of arrays; also one element alone, as the only row."""
+
+    arrays: PyTree
+    length: int
+    label: str
+
+    def whole(self, path: Path) -> Block:
+        return Block(Arrays(self.arrays), range(self.length))
+
+    def cardinality(self) -> int:
+        return self.length
+
+    def spec(self) -> PyTree:
+        return without_axis(spec_of(self.arrays))
+
+    def batch_size(self) -> int | None:
+        return static_rows(self.spec())
+
+    def describe(self) -> str:
+        return self.label
+
+
+def static_rows(spec: PyTree) -> int | None:
+    """The length of the first axis if it is known and the same for all leaves."""
+    lengths = {s.shape[0] if s.shape else None for s in leaves_of(spec)}
+    return lengths.pop() if len(lengths) == 1 else None
+
+
+def slices(tensors: PyTree, label: str = "from_tensor_slices") -> Slices:
+    """The rows of all arrays in `tensors`, which must be equally many."""
+    arrays = map_leaves(lambda leaf: np.asarray(to_array(leaf)), tensors)
+    leaves = leaves_of(arrays)
+    if not leaves:
+        raise ValueError("`from_tensor_slices` needs at least one array.")
+    flat, _ = jax.tree_util.tree_flatten_with_path(arrays)
+    for path, array in flat:
+        if not array.ndim:
+            raise ValueError(
+                "`from_tensor_slices` takes arrays apart along their first axis, and "
+                f"{jax.tree_util.keystr(path) or 'the argument'} has none: it is a single "
+                f"{array.dtype.name}. Use `from_tensors` for one whole element."
+            )
+    lengths = {jax.tree_util.keystr(path): len(array) for path, array in flat}
+    if len(set(lengths.values())) > 1:
+        shown = ", ".join(f"{name}: {n}" for name, n in lengths.items())
+        raise ValueError(
+            f"The arrays of `from_tensor_slices` must be equally long, got {shown}."
+        )
+    return Slices(arrays, len(leaves[0]), label)
+
+
+def single(tensors: PyTree) -> Slices:
+    """The one element `tensors`."""
+    element = map_leaves(to_array, tensors)
+    return Slices(map_leaves(_as_only_row, element), 1, "from_tensors")
+
+
+def _as_only_row(leaf: Any) -> np.ndarray:
+    if isinstance(leaf, bytes):
+        row = np.empty(1, object)
+        row[0] = leaf
+        return row
+    return np.asarray(leaf)[None]
+
+
+@node
+class Range(Node):
+    """Numbers from `start` on, `step` apart."""
+
+    start: int
+    stop: int
+    step: int
+    dtype: np.dtype
+
+    def whole(self, path: Path) -> Block:
+        return Block(
+            Numbers(self.start, self.step, self.dtype), range(self.cardinality())
+        )
+
+    def cardinality(self) -> int:
+        return len(range(self.start, self.stop, self.step))
+
+    def spec(self) -> PyTree:
+        return TensorSpec((), self.dtype)
+
+    def describe(self) -> str:
+        return f"range({self.start}, {self.stop}, {self.step})"
+
+
+@node
+class Generator(Node):
+    """What the iterator gives that `make` returns.
+
+    Its state is the number of elements, which are passed over when a state is restored.
+    """
+
+    make: Callable[[], Any]
+    signature: PyTree | None
+    label: str = "from_generator"
+    length: int = UNKNOWN
+
+    def open(self, path: Path, state: State = None) -> Cursor:
+        return _GeneratorCursor(self, state or 0)
+
+    def cardinality(self) -> int:
+        return self.length
+
+    def spec(self) -> PyTree:
+        return (
+            spec_of(first_element(self)) if self.signature is None else self.signature
+        )
+
+    def batch_size(self) -> int | None:
+        return None if self.signature is None else static_rows(self.signature)
+
+    def describe(self) -> str:
+        return self.label
+
+
+class _GeneratorCursor(Cursor):
+    def __init__(self, source: Generator, count: int) -> None:
+        self._source = source
+        self._iterator: Iterator[Any] = iter(source.make())
+        self._count = 0
+        self.skip(count)
+
+    def __next__(self) -> Any:
+        element = next(self._iterator)
+        if self._source.signature is not None:
+            element = _fit(element, self._source.signature, self._count)
+        else:
+            element = to_element(element)
+        self._count += 1
+        return element
+
+    def state(self) -> int:
+        return self._count
+
+    def close(self) -> None:
+        close = getattr(self._iterator, "close", None)
+        if close is not None:
+            try:
+                close()
+            except ValueError:  # it runs at this moment, in a thread that ends after it
+                pass
+
+
+def _fit(element: PyTree, signature: PyTree, number: int) -> PyTree:
+    """The element as the signature has it; Python's numbers take its dtypes."""
+    specs, tree = flatten(signature)
+    try:
+        parts = tree.flatten_up_to(element)
+    except ValueError:
+        raise TypeError(
+            f"Element {number} of the generator does not have the structure of "
+            f"`output_signature`: expected {signature}, got {element!r}."
+        ) from None
+    arrays = [_fit_leaf(part, spec, number) for part, spec in zip(parts, specs)]
+    return jax.tree.unflatten(tree, arrays)
+
+
+def _fit_leaf(part: Any, spec: TensorSpec, number: int) -> Any:
+    array = to_array(part)
+    is_free = not hasattr(part, "dtype") and not isinstance(array, bytes)
+    if is_free and dtype_of(array) not in (spec.dtype, STRING):
+        if spec.dtype == STRING:
+            raise TypeError(
+                f"Element {number} of the generator holds {part!r} where `output_signature` "
+                "says string."
+            )
+        converted = np.asarray(part).astype(spec.dtype)
+        array = converted[()] if not converted.ndim else converted
+    if spec.is_compatible_with(array):
+        return array
+    raise TypeError(
+        f"Element {number} of the generator holds {show(array)} where `output_signature` says "
+        f"{spec}."
+    )

@@ -1,0 +1,336 @@
+"""A global batch into replica batches: which rows each replica of a worker gets.
+
+TensorFlow has two ways, and so have we. *By batch*: every batch is one step, cut into
+ceil(n / replicas) rows for each replica, front ones first. *By rows*: a stream of rows,
+across batches, cut into the sizes that a full batch would give. A worker's step is one
+part for each of its replicas.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from mirrax._src.input.blocks import Block, value_of
+from mirrax._src.input.node import Cursor, Node, Path, State, node, open_cursor
+from mirrax._src.input.structure import (
+    PyTree,
+    TensorSpec,
+    dtype_of,
+    empty,
+    leaves_of,
+    map_leaves,
+    shape_of,
+    show,
+)
+from mirrax._src.input.transforms.batching import START, Unbatch, as_block
+
+
+@dataclasses.dataclass(frozen=True)
+class Share:
+    """This worker's replicas among all."""
+
+    num_workers: int = 1
+    worker: int = 0
+    replicas_per_worker: int = 1
+
+    @property
+    def num_replicas(self) -> int:
+        return self.num_workers * self.replicas_per_worker
+
+
+def part_sizes(batch_size: int, share: Share) -> list[int]:
+    """The sizes of successive parts by rows, from this worker's first replica on."""
+    count = share.num_replicas
+    small, rest = divmod(batch_size, count)
+    sizes = [small + 1] * rest + [small] * (count - rest)
+    first = share.worker * share.replicas_per_worker
+    return sizes[first:] + sizes[:first]
+
+
+def split_batch(rows: int, count: int) -> list[slice]:
+    """The parts of a batch that is a step of its own."""
+    size = -(-rows // count)
+    return [slice(min(i * size, rows), min((i + 1) * size, rows)) for i in range(count)]
+
+
+Part = Any  # a Block, or an element as it is
+Step = list[Part]
+
+
+class StepCursor(Cursor):
+    """A pass whose elements are steps: one part for each local replica."""
+
+    def is_full(self, step: Step) -> bool:
+        """Whether no row is missing in it."""
+        raise NotImplementedError
+
+
+@node
+class ByBatch(Node):
+    """Every batch in equal parts; with `is_divided` they are dealt out to the workers."""
+
+    input: Node
+    share: Share
+    is_divided: bool
+    rows: int | None  # of a full batch
+
+    def open(self, path: Path, state: State = None) -> StepCursor:
+        return _ByBatchCursor(self, path, *(state or START))
+
+
+class _ByBatchCursor(StepCursor):
+    """The state: that of the input before the current batch, and the steps made of it.
+
+    With parts dealt out every batch is one step on each worker, so the state holds for
+    any number of workers.
+    """
+
+    def __init__(self, owner: ByBatch, path: Path, state: State, given: int) -> None:
+        self._owner = owner
+        self._inner = open_cursor(owner.input, path, state)
+        self._before = state
+        self._steps: list[Step] = []
+        self._given = 0
+        self._rows = owner.rows
+        self._is_full = True
+        if given:
+            self._advance()
+            self._steps, self._given = self._steps[given:], given
+
+    def _advance(self) -> None:
+        self._before, self._given = self._inner.state(), 0
+        share = self._owner.share
+        batch = as_rows(next(self._inner))
+        self._rows = self._rows or len(batch)
+        self._is_full = len(batch) >= self._rows
+        parts = [batch[part] for part in split_batch(len(batch), share.num_replicas)]
+        if self._owner.is_divided:
+            parts = parts[share.worker :: share.num_workers]
+        count = share.replicas_per_worker
+        self._steps = [parts[i : i + count] for i in range(0, len(parts), count)]
+
+    def __next__(self) -> Step:
+        if not self._steps:
+            self._advance()
+        self._given += 1
+        return self._steps.pop(0)
+
+    def is_full(self, step: Step) -> bool:
+        return self._is_full
+
+    def state(self) -> State:
+        if not self._steps:
+            return [self._inner.state(), 0]
+        return [self._before, self._given]
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+@node
+class ByRows(Node):
+    """A stream of rows in parts of fixed sizes."""
+
+    input: Node
+    share: Share
+    sizes: tuple[int, ...]
+
+    def open(self, path: Path, state: State = None) -> StepCursor:
+        return _ByRowsCursor(self, path, *(state or START))
+
+
+class _ByRowsCursor(StepCursor):
+    def __init__(self, owner: ByRows, path: Path, state: State, number: int) -> None:
+        self._sizes, self._count = owner.sizes, owner.share.replicas_per_worker
+        self._rows = open_cursor(Unbatch(owner.input), path, state)
+        self._number = number
+
+    def _wanted(self, i: int) -> int:
+        return self._sizes[(self._number + i) % len(self._sizes)]
+
+    def __next__(self) -> Step:
+        wanted = [self._wanted(i) for i in range(self._count)]
+        found = [self._rows.next_block(size) if size else None for size in wanted]
+        some = next((block for block in found if block is not None), None)
+        if some is None:
+            raise StopIteration
+        self._full = all(len(b or ()) == n for b, n in zip(found, wanted))
+        self._number = (self._number + self._count) % len(self._sizes)
+        return [some[:0] if block is None else block for block in found]
+
+    def is_full(self, step: Step) -> bool:
+        return self._full
+
+    def state(self) -> State:
+        return [self._rows.state(), self._number]
+
+    def close(self) -> None:
+        self._rows.close()
+
+
+def as_rows(element: Any) -> Block:
+    """A batch as rows, or an error for who forgot to make batches."""
+    if not isinstance(element, Block):
+        element = value_of(element)
+        scalars = [leaf for leaf in leaves_of(element) if not shape_of(leaf)]
+        if scalars:
+            raise ValueError(
+                f"An element {show(element)} cannot be split over replicas: it holds a scalar. "
+                "Batch the dataset by the global batch size, `dataset.batch(n)`, before it is "
+                "distributed."
+            )
+    return as_block(element)
+
+
+@node
+class InTurn(Node):
+    """One element of a `dataset_fn`'s dataset after the other, one for each replica.
+
+    If the data ends within a step the replicas without an element get an empty one; where
+    all shapes are fixed, which leaves no room for that, the step is dropped.
+    """
+
+    inputs_: tuple[Node, ...]  # one for all local replicas, or one for each
+    count: int
+    rows: int | None
+
+    def open(self, path: Path, state: State = None) -> StepCursor:
+        return _InTurnCursor(self, path, state)
+
+
+class _InTurnCursor(StepCursor):
+    def __init__(self, owner: InTurn, path: Path, state: State) -> None:
+        self._owner = owner
+        states = state or [None] * len(owner.inputs_)
+        self._inner = [open_cursor(n, path, s) for n, s in zip(owner.inputs_, states)]
+        self._full = True
+
+    def __next__(self) -> Step:
+        count = self._owner.count
+        cursors = self._inner * count if len(self._inner) == 1 else self._inner
+        step: list[Any] = []
+        for cursor in cursors:
+            try:
+                step.append(next(cursor))
+            except StopIteration:
+                step.append(None)
+        missing = step.count(None)
+        if missing == count:
+            raise StopIteration
+        self._full = not missing and self._have_all_rows(step)
+        if missing:
+            specs = [n.spec() for n in self._owner.inputs_]
+            if all(_is_static(spec) for spec in specs):
+                raise StopIteration
+            step = [_empty_like(specs[0]) if part is None else part for part in step]
+        return step
+
+    def _have_all_rows(self, step: Step) -> bool:
+        rows = self._owner.rows
+        return rows is None or all(
+            not isinstance(part, Block) or len(part) == rows for part in step
+        )
+
+    def is_full(self, step: Step) -> bool:
+        return self._full
+
+    def state(self) -> State:
+        return [cursor.state() for cursor in self._inner]
+
+    def close(self) -> None:
+        for cursor in self._inner:
+            cursor.close()
+
+
+def _is_static(spec: PyTree) -> bool:
+    return all(s.shape is not None and None not in s.shape for s in leaves_of(spec))
+
+
+def _empty_like(spec: PyTree) -> PyTree:
+    """An element without rows."""
+
+    def make(s: TensorSpec) -> Any:
+        shape = [n or 0 for n in s.shape or ()]
+        if shape and None not in (s.shape or ()):
+            shape[0] = 0
+        zeros = np.zeros(shape, s.dtype)
+        return zeros if shape else zeros[()]
+
+    return map_leaves(make, spec)
+
+
+class Whole(StepCursor):
+    """One replica in all: elements are steps as they are."""
+
+    def __init__(self, inner: Cursor, rows: int | None) -> None:
+        self._inner, self._rows = inner, rows
+
+    def __next__(self) -> Step:
+        return [next(self._inner)]
+
+    def is_full(self, step: Step) -> bool:
+        if not isinstance(step[0], Block):
+            return True
+        self._rows = self._rows or len(step[0])
+        return len(step[0]) >= self._rows
+
+    def state(self) -> State:
+        return self._inner.state()
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+class Dropping(StepCursor):
+    """Only full steps."""
+
+    def __init__(self, inner: StepCursor) -> None:
+        self._inner = inner
+        self.state, self.close = inner.state, inner.close  # type: ignore[method-assign]
+
+    def __next__(self) -> Step:
+        while True:
+            step = next(self._inner)
+            if self._inner.is_full(step):
+                return step
+
+
+class Padding(StepCursor):
+    """Steps of one shape: pairs of a part, filled up with zeros, and its mask."""
+
+    def __init__(self, inner: StepCursor, rows: int | None) -> None:
+        self._inner, self._rows = inner, rows
+        self.state, self.close = inner.state, inner.close  # type: ignore[method-assign]
+
+    def __next__(self) -> Step:
+        parts = [as_rows(part) for part in next(self._inner)]
+        if self._rows is None:
+            self._rows = max(map(len, parts))
+        return [_fill_up(part, self._rows) for part in parts]
+
+
+def _fill_up(part: Block, rows: int) -> PyTree:
+    found = len(part)
+    if found > rows:
+        raise ValueError(
+            f'A replica\'s batch has {found} rows, but `last_batch="pad"` fills up to {rows}, '
+            "the rows of the first one. Make batches of one size."
+        )
+    mask = np.arange(rows) < found
+
+    def fill(array: np.ndarray) -> np.ndarray:
+        if found == rows:
+            return array
+        out = empty((rows, *array.shape[1:]), dtype_of(array))
+        out[:found] = array
+        out[found:] = b"" if out.dtype.hasobject else 0
+        return out
+
+    return map_leaves(fill, part.value()), mask
+
+
+StepsOf = Callable[[Path, State], StepCursor]

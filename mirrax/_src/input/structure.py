@@ -1,0 +1,287 @@
+"""Elements as structures of NumPy arrays, and `TensorSpec`, which describes their leaves.
+
+An element is a NumPy array or scalar, bytes, or a tuple, dict or other pytree of these. As
+in TensorFlow a list is not structure: it is stacked into one array.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+PyTree = Any
+STRING = np.dtype(object)  # of bytes
+
+
+class TensorSpec:
+    """Shape and dtype of an array in a dataset; None stands for a length that varies.
+
+    >>> mx.TensorSpec((None, 3), "float32")
+    TensorSpec(shape=(None, 3), dtype=float32)
+
+    Args:
+        shape: The lengths of the axes; None for an array of any rank.
+        dtype: Anything that NumPy takes for a dtype; `str` or `"string"` for strings.
+        name: A name to show.
+    """
+
+    __slots__ = ("shape", "dtype", "name")
+    __module__ = "mirrax"
+
+    def __init__(
+        self,
+        shape: Sequence[int | None] | None,
+        dtype: Any = "float32",
+        name: Any = None,
+    ) -> None:
+        self.shape = None if shape is None else tuple(shape)
+        self.dtype = _parse_dtype(dtype)
+        self.name = name
+
+    def is_compatible_with(self, value: Any) -> bool:
+        """Whether an array, or another spec, could be described by this one."""
+        dtype = getattr(value, "dtype", None)
+        dtype = STRING if isinstance(value, bytes) else dtype
+        shape = getattr(value, "shape", ())
+        if dtype != self.dtype:
+            return False
+        if self.shape is None or shape is None:
+            return True
+        return len(shape) == len(self.shape) and all(
+            a is None or b is None or a == b for a, b in zip(self.shape, shape)
+        )
+
+    def _key(self) -> tuple[Any, ...]:
+        return self.shape, self.dtype
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, TensorSpec) and self._key() == other._key()
+
+    def __hash__(self) -> int:
+        return hash(self._key())
+
+    def __repr__(self) -> str:
+        name = f", name={self.name!r}" if self.name else ""
+        return f"TensorSpec(shape={self.shape}, dtype={dtype_name(self.dtype)}{name})"
+
+
+def _parse_dtype(dtype: Any) -> np.dtype:
+    if dtype in (str, bytes) or (isinstance(dtype, str) and dtype == "string"):
+        return STRING
+    name = getattr(dtype, "name", None)  # of TensorFlow's and of JAX's dtypes
+    return STRING if name == "string" else np.dtype(name if name else dtype)
+
+
+def dtype_name(dtype: np.dtype) -> str:
+    """A dtype's name, TensorFlow's for strings."""
+    return "string" if dtype == STRING else dtype.name
+
+
+# Structures -----------------------------------------------------------------------------
+
+
+def _is_list(value: Any) -> bool:
+    return type(value) is list
+
+
+def leaves_of(value: PyTree) -> list[Any]:
+    """The leaves; a list is one."""
+    return jax.tree.leaves(value, is_leaf=_is_list)
+
+
+def flatten(value: PyTree) -> tuple[list[Any], Any]:
+    """The leaves and the structure around them; a list is a leaf."""
+    return jax.tree.flatten(value, is_leaf=_is_list)
+
+
+def map_leaves(fn: Callable[..., Any], value: PyTree, *others: PyTree) -> PyTree:
+    """`fn` of each leaf, in the same structure."""
+    if isinstance(value, np.ndarray):
+        return fn(value, *others)
+    return jax.tree.map(fn, value, *others, is_leaf=_is_list)
+
+
+def to_element(value: PyTree) -> PyTree:
+    """What a user's function gave, as an element: every leaf a NumPy array or scalar."""
+    kind = type(value)
+    if kind is np.ndarray and value.dtype.kind not in "US":
+        return value
+    if kind is tuple:
+        return tuple(map(to_element, value))
+    if kind is dict:
+        return {key: to_element(part) for key, part in value.items()}
+    return jax.tree.map(to_array, value, is_leaf=_is_list)
+
+
+def to_array(value: Any) -> Any:
+    """One leaf as NumPy; Python's numbers become 32-bit ones, as in TensorFlow."""
+    if isinstance(value, np.ndarray | np.generic):
+        return _encode(value) if value.dtype.kind in "US" else value
+    if isinstance(value, str | bytes):
+        return value.encode() if isinstance(value, str) else value
+    if isinstance(value, bool):
+        return np.bool_(value)
+    if isinstance(value, int):
+        return np.int32(value) if -(2**31) <= value < 2**31 else np.int64(value)
+    if isinstance(value, float):
+        return np.float32(value)
+    if isinstance(value, list):
+        return _stack_list(value)
+    array = np.asarray(value)
+    if array.dtype == STRING:
+        raise TypeError(
+            f"An element of a dataset holds {value!r} ({type(value).__name__}), which is no "
+            "array, number or string. Return NumPy arrays, and tuples or dicts of them."
+        )
+    return _encode(array) if array.dtype.kind in "US" else array
+
+
+def _stack_list(value: list[Any]) -> np.ndarray:
+    try:
+        array = np.asarray(value)
+    except ValueError as error:
+        raise ValueError(
+            f"A list is stacked into one array, and the parts of this one differ in shape: "
+            f"{[np.shape(part) for part in value]}. Use a tuple for several arrays."
+        ) from error
+    if array.dtype.kind in "US":
+        return _encode(array)
+    first: Any = value
+    while isinstance(first, list | tuple) and first:
+        first = first[0]
+    is_typed = hasattr(first, "dtype")
+    if array.dtype == np.float64 and not is_typed:
+        return array.astype(np.float32)
+    if array.dtype == np.int64 and not is_typed:
+        fits = not array.size or (array.min() >= -(2**31) and array.max() < 2**31)
+        return array.astype(np.int32) if fits else array
+    return array
+
+
+def _encode(array: Any) -> Any:
+    """Strings as bytes: NumPy's fixed-width strings would lose their own length."""
+    if array.ndim == 0:
+        item = array.item()
+        return item.encode() if isinstance(item, str) else item
+    flat = [x.encode() if isinstance(x, str) else x for x in array.ravel().tolist()]
+    encoded = np.empty(len(flat), object)
+    encoded[:] = flat
+    return encoded.reshape(array.shape)
+
+
+# Specs ------------------------------------------------------------------------------------
+
+
+def shape_of(leaf: Any) -> tuple[int, ...]:
+    """The shape of a leaf of an element."""
+    return getattr(leaf, "shape", ())
+
+
+def dtype_of(leaf: Any) -> np.dtype:
+    """The dtype of a leaf of an element."""
+    return STRING if isinstance(leaf, bytes) else leaf.dtype
+
+
+def spec_of(element: PyTree) -> PyTree:
+    """The element's leaves as specs."""
+    return map_leaves(lambda leaf: TensorSpec(shape_of(leaf), dtype_of(leaf)), element)
+
+
+def with_axis(spec: PyTree, length: int | None) -> PyTree:
+    """The spec of `length` such elements in one array."""
+    return map_leaves(
+        lambda s: TensorSpec(
+            None if s.shape is None else (length, *s.shape), s.dtype, s.name
+        ),
+        spec,
+    )
+
+
+def without_axis(spec: PyTree) -> PyTree:
+    """The spec of one of the elements that are stacked in one array."""
+    return map_leaves(
+        lambda s: TensorSpec(s.shape and s.shape[1:], s.dtype, s.name), spec
+    )
+
+
+def show(value: PyTree) -> str:
+    """An element's structure for messages: `(float32[3], string[])`."""
+    shown = map_leaves(lambda leaf: _Shown(leaf), value)
+    return repr(shown)
+
+
+class _Shown:
+    def __init__(self, leaf: Any) -> None:
+        shape = "?" if leaf is None else ",".join(map(str, shape_of(leaf)))
+        self.text = f"{dtype_name(dtype_of(leaf))}[{shape}]"
+
+    def __repr__(self) -> str:
+        return self.text
+
+
+# Memory -----------------------------------------------------------------------------------
+
+_ALIGNMENT = (
+    64  # JAX takes over NumPy's memory on CPUs, without a copy, if it is aligned
+)
+
+
+def empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """Memory for an array that devices can take over."""
+    if dtype == STRING:
+        return np.empty(shape, dtype)
+    size = dtype.itemsize
+    for length in shape:
+        size *= length
+    raw = np.empty(size + _ALIGNMENT, np.uint8)
+    start = -raw.__array_interface__["data"][0] % _ALIGNMENT
+    return raw[start : start + size].view(dtype).reshape(shape)
+
+
+def stack_leaves(leaves: Sequence[Any]) -> np.ndarray:
+    """Equal leaves of several elements in one array.
+
+    Raises:
+        ValueError: If they differ in shape or dtype.
+    """
+    first = leaves[0]
+    shape, dtype = shape_of(first), dtype_of(first)
+    out = empty((len(leaves), *shape), dtype)
+    for i, leaf in enumerate(leaves):
+        if shape_of(leaf) != shape or dtype_of(leaf) != dtype:
+            raise ValueError(
+                f"element 0 is {show(first)} and element {i} is {show(leaf)}"
+            )
+        out[i] = leaf
+    return out
+
+
+def stack_elements(elements: Sequence[PyTree]) -> PyTree:
+    """Elements of one structure as one element with an axis more.
+
+    Raises:
+        ValueError: If the elements differ.
+    """
+    first = elements[0]
+    kind = type(first)
+    try:
+        if kind is np.ndarray or isinstance(first, np.generic | bytes):
+            return stack_leaves(elements)
+        flat, tree = flatten(first)
+        columns = [flat]
+        for i, element in enumerate(elements[1:], 1):
+            leaves, other = flatten(element)
+            if other != tree:
+                raise ValueError(
+                    f"element 0 is {show(first)} and element {i} is {show(element)}"
+                )
+            columns.append(leaves)
+        return jax.tree.unflatten(tree, [stack_leaves(c) for c in zip(*columns)])
+    except ValueError as error:
+        raise ValueError(
+            f"The elements of a batch must be alike, but of {len(elements)} elements {error}. "
+            "Use `padded_batch` for lengths that vary, or make them alike with `map`."
+        ) from None

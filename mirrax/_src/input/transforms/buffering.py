@@ -1,0 +1,164 @@
+"""Elements that wait: cache and prefetch."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import tempfile
+import threading
+from dataclasses import field
+from pathlib import Path as FilePath
+from typing import Any
+
+from mirrax._src.input.background import Ahead
+from mirrax._src.input.blocks import Arrays, Block, value_of
+from mirrax._src.input.node import Cursor, Node, Path, State, node, open_cursor
+from mirrax._src.input.structure import STRING, leaves_of, stack_elements
+from mirrax._src.input.transforms.selecting import Through
+
+
+@node
+class Prefetch(Through):
+    """The same elements, of which up to `size` are made ahead in a thread."""
+
+    input: Node
+    size: int
+
+    def whole(self, path: Path) -> Block | None:
+        return self.input.whole(path)  # nothing to wait for
+
+    def open(self, path: Path, state: State = None) -> Cursor:
+        cursor = open_cursor(self.input, path, state)
+        return Ahead(cursor, self.size, value_of) if self.size else cursor
+
+    def describe(self) -> str:
+        return f"prefetch({self.size})"
+
+
+class Store:
+    """Where a `cache` keeps its elements once a pass has reached the end."""
+
+    def __init__(self, file: FilePath | None) -> None:
+        self._file = file
+        self._lock = threading.Lock()
+        self._table: Block | None = None
+        self._elements: list[Any] | None = None
+
+    def load(self) -> None:
+        """Reads the file of an earlier program, if there is one."""
+        with self._lock:
+            if self._elements is None and self._file and self._file.exists():
+                try:
+                    with open(self._file, "rb") as stream:
+                        self._set(pickle.load(stream))
+                except Exception as error:
+                    raise OSError(
+                        f"The file of `cache` cannot be read: {self._file} ({error!r}). "
+                        "Delete it; the next pass over the data writes it again."
+                    ) from error
+
+    def save(self, elements: list[Any]) -> None:
+        """Keeps the elements of a whole pass."""
+        with self._lock:
+            if self._elements is not None:
+                return
+            if self._file:
+                _write_whole(self._file, elements)
+            self._set(elements)
+
+    def _set(self, elements: list[Any]) -> None:
+        self._elements = elements
+        if not elements or any(
+            leaf.dtype == STRING
+            for leaf in leaves_of(elements[0])
+            if not isinstance(leaf, bytes)
+        ):
+            return
+        try:
+            stacked = stack_elements(elements)
+        except ValueError:  # elements of several shapes stay single
+            return
+        self._table = Block(Arrays(stacked), range(len(elements)))
+
+    @property
+    def table(self) -> Block | None:
+        return self._table
+
+    @property
+    def elements(self) -> list[Any] | None:
+        return self._elements
+
+
+def _write_whole(file: FilePath, elements: list[Any]) -> None:
+    """Writes a file that is either there with all elements or not there at all."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    number, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
+    try:
+        with os.fdopen(number, "wb") as stream:
+            pickle.dump(elements, stream, protocol=5)
+        os.replace(name, file)
+    except BaseException:
+        os.unlink(name)
+        raise
+
+
+@node
+class Cache(Through):
+    """The elements of the first pass that reaches the end, kept for all later ones."""
+
+    input: Node
+    file: str
+    store: Store = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.store = Store(FilePath(self.file) if self.file else None)
+
+    def whole(self, path: Path) -> Block | None:
+        self.store.load()
+        return self.store.table
+
+    def open(self, path: Path, state: State = None) -> Cursor:
+        self.store.load()
+        if self.store.elements is not None:
+            return _ListCursor(self.store.elements, state or 0)
+        # Always the same path: what is kept does not depend on which pass came first.
+        return _FillingCursor(open_cursor(self.input, ()), self.store, state or 0)
+
+    def describe(self) -> str:
+        return f"cache({self.file!r})" if self.file else "cache()"
+
+
+class _ListCursor(Cursor):
+    def __init__(self, elements: list[Any], position: int) -> None:
+        self._elements, self._position = elements, position
+
+    def __next__(self) -> Any:
+        if self._position >= len(self._elements):
+            raise StopIteration
+        self._position += 1
+        return self._elements[self._position - 1]
+
+    def state(self) -> int:
+        return self._position
+
+
+class _FillingCursor(Cursor):
+    def __init__(self, inner: Cursor, store: Store, position: int) -> None:
+        self._inner, self._store = inner, store
+        self._elements: list[Any] = []
+        self.skip(position)
+
+    def __next__(self) -> Any:
+        try:
+            element = value_of(next(self._inner))
+        except StopIteration:
+            self._store.save(self._elements)
+            raise
+        self._elements.append(element)
+        return element
+
+    def state(self) -> int:
+        return len(self._elements)
+
+    def close(self) -> None:
+        self._inner.close()

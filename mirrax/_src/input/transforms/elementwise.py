@@ -1,0 +1,201 @@
+"""A function of each element: `map` and `filter`.
+
+A function that depends on nothing but its element is called with many rows at a time
+where NumPy can do that (vectorise.py), and only for rows that are asked for. Any other is
+called once for every element, in order.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from mirrax._src.input.blocks import Block, Mapped, block_of, join, value_of
+from mirrax._src.input.element_fn import ElementFn
+from mirrax._src.input.node import (
+    UNKNOWN,
+    Cursor,
+    Node,
+    Path,
+    State,
+    first_element,
+    node,
+    open_cursor,
+)
+from mirrax._src.input.sources import static_rows
+from mirrax._src.input.structure import (
+    PyTree,
+    TensorSpec,
+    leaves_of,
+    map_leaves,
+    spec_of,
+)
+from mirrax._src.input.transforms.parallel import ParallelCursor
+from mirrax._src.input.transforms.selecting import Through
+
+
+@node
+class Map(Node):
+    """`fn` of each element."""
+
+    input: Node
+    fn: ElementFn
+    num_parallel_calls: int | None
+    deterministic: bool
+    workers: str
+
+    def whole(self, path: Path) -> Block | None:
+        block = self.input.whole(path)
+        if block is None or not self.fn.can_vectorise(block):
+            return None
+        return Block(Mapped(block.table, self.fn, self.fn.of_rows()), block.index)
+
+    def open(self, path: Path, state: State = None) -> Cursor:
+        if self.num_parallel_calls is not None:
+            return ParallelCursor(
+                lambda inner: open_cursor(self.input, path, inner),
+                self.fn,
+                self.num_parallel_calls,
+                self.deterministic,
+                self.workers,
+                state,
+            )
+        return _MapCursor(open_cursor(self.input, path, state), self.fn)
+
+    def cardinality(self) -> int:
+        return self.input.cardinality()
+
+    def spec(self) -> PyTree:
+        element = first_element(self.input)
+        result = self.fn(element)
+        return _blur(spec_of(result), spec_of(element), self.input.spec())
+
+    def batch_size(self) -> int | None:
+        is_static = all(
+            s.shape is not None and None not in s.shape
+            for s in leaves_of(self.input.spec())
+        )
+        return static_rows(self.spec()) if is_static else None
+
+    def describe(self) -> str:
+        return f"map({self.fn!r})"
+
+
+def _blur(result: PyTree, element: PyTree, spec: PyTree) -> PyTree:
+    """The result's spec, without lengths that vary in the element it was made of."""
+    varying: dict[tuple[int, int], None] = {}
+    for seen, known in zip(leaves_of(element), leaves_of(spec)):
+        shape = known.shape if known.shape is not None else [None] * len(seen.shape)
+        for axis, (length, fixed) in enumerate(zip(seen.shape, shape)):
+            if fixed is None:
+                varying[axis, length] = None
+    return map_leaves(
+        lambda s: TensorSpec(
+            [None if (i, n) in varying else n for i, n in enumerate(s.shape)], s.dtype
+        ),
+        result,
+    )
+
+
+class _MapCursor(Cursor):
+    def __init__(self, inner: Cursor, fn: ElementFn) -> None:
+        self._inner, self._fn = inner, fn
+
+    def __next__(self) -> Any:
+        return self._fn(value_of(next(self._inner)))
+
+    def next_block(self, count: int) -> Block | None:
+        if self._fn.may_vectorise is False:
+            return super().next_block(count)
+        block = self._inner.next_block(count)
+        if block is None:
+            return None
+        if self._fn.can_vectorise(block):
+            return Block(Mapped(block.table, self._fn, self._fn.of_rows()), block.index)
+        return block_of([self._fn(block.row(i).value()) for i in range(len(block))])
+
+    def state(self) -> State:
+        return self._inner.state()
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+@node
+class Filter(Through):
+    """The elements for which `fn` is true."""
+
+    input: Node
+    fn: ElementFn
+
+    def open(self, path: Path, state: State = None) -> Cursor:
+        return _FilterCursor(open_cursor(self.input, path, state), self.fn)
+
+    def cardinality(self) -> int:
+        size = self.input.cardinality()
+        return UNKNOWN if size else 0
+
+    def describe(self) -> str:
+        return f"filter({self.fn!r})"
+
+
+class _FilterCursor(Cursor):
+    def __init__(self, inner: Cursor, fn: ElementFn) -> None:
+        self._inner, self._fn = inner, fn
+
+    def __next__(self) -> Any:
+        while True:
+            element = next(self._inner)
+            if self._is_wanted(value_of(element)):
+                return element
+
+    def _is_wanted(self, element: PyTree) -> bool:
+        return bool(_checked(np.asarray(self._fn(element)), self._fn))
+
+    def next_block(self, count: int) -> Block | None:
+        """Up to `count` elements; fewer before the end, too, so one asks again."""
+        found: list[Block] = []
+        while count:
+            block = None
+            if self._fn.may_vectorise is not False:
+                block = self._inner.next_block(count)
+                if block is None:
+                    break
+                block = self._wanted(block)
+            else:
+                block = super().next_block(count)
+                if block is None:
+                    break
+            found.append(block)
+            count -= len(block)
+        return join_nonempty(found)
+
+    def _wanted(self, block: Block) -> Block:
+        if self._fn.can_vectorise(block):
+            verdict = self._fn.of_rows()(block.value())
+            return block.pick(np.flatnonzero(_checked(verdict, self._fn, 1)))
+        keep = [self._is_wanted(block.row(i).value()) for i in range(len(block))]
+        return block.pick(np.flatnonzero(keep))
+
+    def state(self) -> State:
+        return self._inner.state()
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+def _checked(verdict: Any, fn: ElementFn, rank: int = 0) -> np.ndarray:
+    if getattr(verdict, "ndim", -1) != rank or verdict.dtype != bool:
+        shape = getattr(verdict, "shape", ())[rank:]
+        raise ValueError(
+            f"The function of `filter` ({fn!r}) must return one boolean, got "
+            f"{getattr(verdict, 'dtype', type(verdict).__name__)}{list(shape)}."
+        )
+    return verdict
+
+
+def join_nonempty(blocks: list[Block]) -> Block | None:
+    """The blocks in one; None if nothing is in them."""
+    blocks = [block for block in blocks if len(block)]
+    return join(blocks) if blocks else None

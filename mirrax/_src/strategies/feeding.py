@@ -1,0 +1,109 @@
+"""How a strategy is fed: `experimental_distribute_dataset` and its older kin."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from mirrax._src.base.mesh import ReplicaMesh
+from mirrax._src.input.adapters import as_dataset
+from mirrax._src.input.distributed import DistributedDataset, DistributedIterator
+from mirrax._src.input.options import InputContext, InputOptions, InputReplicationMode
+from mirrax._src.input.sharding import make_plan
+from mirrax._src.input.splitting import Dropping, InTurn, Padding, Share, StepCursor
+
+
+def distribute_dataset(
+    dataset: Any, share: Share, mesh: ReplicaMesh | None, options: InputOptions | None
+) -> DistributedDataset:
+    """A dataset of global batches, divided among workers and replicas."""
+    options = _checked(options)
+    if options.experimental_replication_mode is InputReplicationMode.PER_REPLICA:
+        raise NotImplementedError(
+            "`InputReplicationMode.PER_REPLICA` calls a `dataset_fn` for each replica; use it "
+            "with `distribute_datasets_from_function`."
+        )
+    plan = make_plan(as_dataset(dataset), share, options)
+    return DistributedDataset.of_plan(plan, mesh)
+
+
+def distribute_from_function(
+    dataset_fn: Callable[[InputContext], Any],
+    share: Share,
+    mesh: ReplicaMesh | None,
+    options: InputOptions | None,
+) -> DistributedDataset:
+    """The datasets that `dataset_fn` makes, one for this worker or for each replica."""
+    if not callable(dataset_fn):
+        raise TypeError(
+            f"`dataset_fn` must be a function of an InputContext, got {dataset_fn!r}."
+        )
+    options = _checked(options)
+    local = share.replicas_per_worker
+    if options.experimental_replication_mode is InputReplicationMode.PER_REPLICA:
+        first = share.worker * local
+        contexts = [
+            InputContext(share.num_replicas, first + i, share.num_replicas)
+            for i in range(local)
+        ]
+    else:
+        contexts = [InputContext(share.num_workers, share.worker, share.num_replicas)]
+    made = [dataset_fn(context) for context in contexts]
+    roots = tuple(as_dataset(dataset, "`dataset_fn`").node for dataset in made)
+    rows = roots[0].batch_size()
+    source = InTurn(roots, local, rows)
+
+    def steps_of(path: Any, state: Any) -> StepCursor:
+        cursor = source.open(path, state)
+        if options.last_batch == "drop":
+            return Dropping(cursor)
+        return Padding(cursor, rows) if options.last_batch == "pad" else cursor
+
+    return DistributedDataset.in_turn(roots, steps_of, share, mesh, options)
+
+
+def _checked(options: InputOptions | None) -> InputOptions:
+    if options is not None and not isinstance(options, InputOptions):
+        raise TypeError(f"`options` must be an InputOptions, got {options!r}.")
+    return options or InputOptions()
+
+
+class InputIterator:
+    """The iterator of TensorFlow 1: `initialize`, then `get_next` until the data ends."""
+
+    __module__ = "mirrax.distribute"
+
+    def __init__(self, dataset: DistributedDataset) -> None:
+        self._dataset = dataset
+        self._iterator: DistributedIterator | None = None
+
+    def initialize(self) -> None:
+        """Goes (back) to the start of the data."""
+        if self._iterator is not None:
+            self._iterator.close()
+        self._iterator = iter(self._dataset)
+
+    def get_next(self) -> Any:
+        """The next element.
+
+        Raises:
+            mx.errors.OutOfRangeError: Past the end of the data.
+        """
+        return self._started().get_next()
+
+    def __next__(self) -> Any:
+        return next(self._started())
+
+    def __iter__(self) -> InputIterator:
+        return self
+
+    def _started(self) -> DistributedIterator:
+        if self._iterator is None:
+            self.initialize()
+        assert self._iterator is not None
+        return self._iterator
+
+    @property
+    def element_spec(self) -> Any:
+        """The specs of an element."""
+        return self._dataset.element_spec

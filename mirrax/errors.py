@@ -1,0 +1,4 @@
+"""Errors that TensorFlow has and Python has not: `mx.errors`."""
+
+from mirrax._src.base.errors import DataLossError as DataLossError
+from mirrax._src.base.errors import OutOfRangeError as OutOfRangeError
