@@ -15,12 +15,20 @@ import numpy as np
 
 from mirrax._src.input.structure import (
     PyTree,
+    StructureError,
     empty,
     map_leaves,
     stack_elements,
 )
 
 Index = range | np.ndarray
+
+
+class CannotVectorise(BaseException):
+    """A function needs single rows; never reaches users.
+
+    A BaseException, so that an `except Exception` of the function lets it pass.
+    """
 
 
 class Table(Protocol):
@@ -36,12 +44,15 @@ class Table(Protocol):
 
 
 class Arrays:
-    """The rows of arrays that lie in memory."""
+    """The rows of arrays that lie in memory.
 
-    __slots__ = ("arrays", "_single")
+    `is_ours` says that nobody else holds the arrays.
+    """
 
-    def __init__(self, arrays: PyTree) -> None:
-        self.arrays = arrays
+    __slots__ = ("arrays", "is_ours", "_single")
+
+    def __init__(self, arrays: PyTree, is_ours: bool = False) -> None:
+        self.arrays, self.is_ours = arrays, is_ours
         self._single = isinstance(arrays, np.ndarray)
 
     def rows(self, index: Index) -> PyTree:
@@ -72,10 +83,27 @@ def _as_slice(index: range) -> slice:
     return slice(index.start, stop, index.step)
 
 
+class Singles:
+    """Elements that came one by one; they are stacked when they are looked up together."""
+
+    __slots__ = ("elements",)
+    is_ours = True
+
+    def __init__(self, elements: Sequence[Any]) -> None:
+        self.elements = elements
+
+    def rows(self, index: Index) -> PyTree:
+        return _stack_rows(self, index)
+
+    def row(self, i: int) -> PyTree:
+        return value_of(self.elements[i])
+
+
 class Numbers:
     """The table whose row i is `start + i * step`."""
 
     __slots__ = ("start", "step", "dtype")
+    is_ours = True
 
     def __init__(self, start: int, step: int, dtype: np.dtype) -> None:
         self.start, self.step, self.dtype = start, step, dtype
@@ -85,7 +113,7 @@ class Numbers:
         return (self.start + positions * self.step).astype(self.dtype)
 
     def row(self, i: int) -> np.generic:
-        return self.dtype.type(self.start + i * self.step)
+        return np.int64(self.start + i * self.step).astype(self.dtype)
 
 
 class Zipped:
@@ -117,10 +145,20 @@ class Mapped:
         self.table, self.fn, self.fn_of_rows = table, fn, fn_of_rows
 
     def rows(self, index: Index) -> PyTree:
-        return self.fn_of_rows(self.table.rows(index))
+        try:
+            return self.fn_of_rows(self.table.rows(index))
+        except (CannotVectorise, ValueError):  # rows that differ, or one with an error
+            return _stack_rows(self, index)
 
     def row(self, i: int) -> PyTree:
         return self.fn(self.table.row(i))
+
+
+def _stack_rows(table: Table, index: Index) -> PyTree:
+    """The rows, looked up one by one; none are an empty stack of rows like the first."""
+    if not len(index):
+        return map_leaves(lambda array: array[:0], stack_elements([table.row(0)]))
+    return stack_elements([table.row(int(i)) for i in index])
 
 
 class Row:
@@ -145,8 +183,8 @@ class Block:
 
     @classmethod
     def of(cls, stacked: PyTree, length: int) -> Block:
-        """The block of all rows of stacked arrays."""
-        return cls(Arrays(stacked), range(length))
+        """The block of all rows of newly stacked arrays."""
+        return cls(Arrays(stacked, is_ours=True), range(length))
 
     def __len__(self) -> int:
         return len(self.index)
@@ -172,6 +210,12 @@ class Block:
     def value(self) -> PyTree:
         return self.table.rows(self.index)
 
+    @property
+    def is_fresh(self) -> bool:
+        """Whether looking it up gives arrays that nobody else holds."""
+        is_ours = getattr(self.table, "is_ours", False)
+        return is_ours or isinstance(self.index, np.ndarray)
+
 
 def value_of(element: Any) -> PyTree:
     """An element's arrays, looked up if they were not yet."""
@@ -186,10 +230,13 @@ def join(blocks: Sequence[Block]) -> Block:
     table = blocks[0].table
     if all(block.table is table for block in blocks):
         return Block(table, np.concatenate([np.asarray(b.index) for b in blocks]))
+    if all(isinstance(block.table, Singles) for block in blocks):
+        rows = [block.row(i) for block in blocks for i in range(len(block))]
+        return Block(Singles(rows), range(len(rows)))
     parts = [block.value() for block in blocks]
     try:
-        stacked = map_leaves(_concatenate, parts[0], *parts[1:])
-    except ValueError:  # to say what differs, row by row
+        stacked = map_leaves(_concatenate, *parts)
+    except (ValueError, StructureError):  # to say what differs, row by row
         stacked = stack_elements(
             [b.row(i).value() for b in blocks for i in range(len(b))]
         )
@@ -211,4 +258,4 @@ def block_of(elements: Sequence[Any]) -> Block:
         isinstance(e, Row) and e.table is first.table for e in elements
     ):
         return Block(first.table, np.array([e.i for e in elements], np.int64))
-    return Block.of(stack_elements([value_of(e) for e in elements]), len(elements))
+    return Block(Singles(elements), range(len(elements)))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import glob
-import itertools
+import inspect
+import operator
 import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -14,11 +16,15 @@ import numpy as np
 from mirrax._src.input import sources
 from mirrax._src.input.element_fn import ElementFn
 from mirrax._src.input.iterators import Iterator as DatasetIterator
-from mirrax._src.input.node import INFINITE, UNKNOWN, Node, node
+from mirrax._src.input.iterators import Passes
+from mirrax._src.input.node import INFINITE, UNKNOWN, Node, node, rebuild
 from mirrax._src.input.options import AUTOTUNE, SHARD_HINT, Options
 from mirrax._src.input.structure import (
     PyTree,
     TensorSpec,
+    leaves_of,
+    map_leaves,
+    spec_of,
     to_element,
 )
 from mirrax._src.input.transforms import batching, selecting
@@ -56,7 +62,7 @@ class Dataset:
             )
         self.node = node
         self._options = options or Options()
-        self._passes = itertools.count()
+        self._passes = Passes()
 
     def _then(self, node: Node) -> Dataset:
         return Dataset(node, self._options)
@@ -88,7 +94,7 @@ class Dataset:
         >>> list(mx.data.Dataset.range(1, 6, 2).as_numpy_iterator())
         [np.int64(1), np.int64(3), np.int64(5)]
         """
-        numbers = range(*(int(arg) for arg in args))
+        numbers = range(*(_integer(arg, "range") for arg in args))
         dtype = TensorSpec((), output_type).dtype
         return Dataset(sources.Range(numbers.start, numbers.stop, numbers.step, dtype))
 
@@ -147,7 +153,7 @@ class Dataset:
 
     @staticmethod
     def list_files(
-        file_pattern: str | Sequence[str],
+        file_pattern: Any,
         shuffle: bool | None = None,
         seed: int | None = None,
         name: str | None = None,
@@ -155,7 +161,7 @@ class Dataset:
         """The names of the files that match one or several glob patterns, as bytes.
 
         Args:
-            file_pattern: The pattern, or a list of patterns.
+            file_pattern: The pattern, a string or a path, or a list of patterns.
             shuffle: Whether the order is random; if so (None), anew in every pass.
             seed: The seed of that order.
             name: Unused, as in TensorFlow's eager mode.
@@ -163,10 +169,9 @@ class Dataset:
         Raises:
             FileNotFoundError: If no file matches.
         """
-        patterns = (
-            [file_pattern] if isinstance(file_pattern, str | bytes) else file_pattern
-        )
-        names = sorted({f for p in patterns for f in glob.glob(os.fsdecode(p))})
+        single = isinstance(file_pattern, str | bytes | os.PathLike)
+        patterns = [file_pattern] if single else list(file_pattern)  # type: ignore[arg-type]
+        names = sorted(f for p in patterns for f in glob.glob(os.fsdecode(p)))
         if not names:
             raise FileNotFoundError(
                 f"No file matches {', '.join(map(repr, patterns))}"
@@ -192,19 +197,22 @@ class Dataset:
         given = datasets if datasets is not None else args
         if datasets is None and len(args) == 1:
             given = args[0]
-        parts, tree = jax.tree.flatten(given)
+        parts = leaves_of(given)
         if not parts or not all(isinstance(part, Dataset) for part in parts):
             raise TypeError(
-                f"`zip` takes datasets, or a structure of datasets, got {given!r}."
+                f"`zip` takes datasets, or a tuple or dict of datasets, got {given!r}."
             )
-        flat = jax.tree.structure(tuple(parts))
-        pack = (
-            None
-            if tree == flat
-            else (lambda elements: jax.tree.unflatten(tree, elements))
-        )
+
+        def pack(elements: Sequence[Any]) -> PyTree:
+            left = iter(elements)
+            return map_leaves(lambda part: next(left), given)
+
+        is_plain = type(given) is tuple and len(given) == len(parts)
         options = parts[0].options()
-        return Dataset(selecting.Zip(tuple(part.node for part in parts), pack), options)
+        return Dataset(
+            selecting.Zip(tuple(p.node for p in parts), None if is_plain else pack),
+            options,
+        )
 
     # Elements ------------------------------------------------------------------------
 
@@ -246,28 +254,9 @@ class Dataset:
             raise ValueError(
                 "`synchronous=True` and `num_parallel_calls` exclude each other."
             )
-        if deterministic is None:
-            deterministic = self._options.deterministic is not False
-        return self._then(
-            Map(
-                self.node,
-                ElementFn(map_func, "map"),
-                self._calls(num_parallel_calls),
-                deterministic,
-                workers,
-            )
-        )
-
-    def _calls(self, calls: int | None) -> int | None:
-        if calls is None:
-            return None
-        if calls != AUTOTUNE and calls < 1:
-            raise ValueError(
-                f"`num_parallel_calls` must be positive or AUTOTUNE, got {calls}."
-            )
-        if calls == AUTOTUNE:
-            return self._options.threading.private_threadpool_size or num_calls(calls)
-        return calls
+        calls = _checked_calls(num_parallel_calls)
+        step = Map(self.node, ElementFn(map_func, "map"), calls, deterministic, workers)
+        return self._then(_with_options(step, self._options) or step)
 
     def filter(self, predicate: Callable[..., Any], name: str | None = None) -> Dataset:
         """The elements for which `predicate` returns true.
@@ -277,11 +266,12 @@ class Dataset:
         """
         if not callable(predicate):
             raise TypeError(f"`filter` needs a function, got {predicate!r}.")
+        _check_arguments(predicate, self.node, "filter")
         return self._then(Filter(self.node, ElementFn(predicate, "filter")))
 
     def enumerate(self, start: int = 0, name: str | None = None) -> Dataset:
         """Pairs of a number, from `start` on, and an element."""
-        return self._then(selecting.Enumerate(self.node, int(start)))
+        return self._then(selecting.Enumerate(self.node, _integer(start, "start")))
 
     def flat_map(
         self, map_func: Callable[..., Any], name: str | None = None
@@ -313,15 +303,19 @@ class Dataset:
             deterministic: Accepted; the order is always that of the turns.
             name: Unused, as in TensorFlow's eager mode.
         """
-        calls = self._calls(num_parallel_calls)
+        calls = _checked_calls(num_parallel_calls)
         cycle = AUTOTUNE if cycle_length is None else cycle_length
         if cycle == AUTOTUNE:
-            cycle = calls or num_calls(AUTOTUNE)
+            cycle = num_calls(calls or AUTOTUNE)
         block = 1 if block_length is None else block_length
         if cycle < 1 or block < 1:
             raise ValueError(
                 "`cycle_length` and `block_length` must be positive, got "
                 f"{cycle_length} and {block_length}."
+            )
+        if calls is not None and calls > cycle:
+            raise ValueError(
+                f"`num_parallel_calls` ({calls}) cannot exceed `cycle_length` ({cycle})."
             )
         ahead = 0 if calls is None else max(2, block)
         return self._interleaved(map_func, "interleave", cycle, block, ahead)
@@ -336,6 +330,7 @@ class Dataset:
     ) -> Dataset:
         if not callable(map_func):
             raise TypeError(f"`{label}` needs a function, got {map_func!r}.")
+        _check_arguments(map_func, self.node, label)
         fn = ElementFn(map_func, label)
         return self._then(
             Interleave(
@@ -366,7 +361,7 @@ class Dataset:
             name: Unused, as in TensorFlow's eager mode.
         """
         size = _positive(batch_size, "batch_size")
-        is_parallel = self._calls(num_parallel_calls) is not None
+        is_parallel = _checked_calls(num_parallel_calls) is not None
         return self._then(
             batching.Batch(self.node, size, bool(drop_remainder), is_parallel)
         )
@@ -430,7 +425,7 @@ class Dataset:
         else:
             buffer_size = None
         if seed is not None:
-            seed = int(seed)
+            seed = _integer(seed, "seed")
         return self._then(
             Shuffle(
                 self.node,
@@ -444,16 +439,18 @@ class Dataset:
     def repeat(self, count: int | None = None, name: str | None = None) -> Dataset:
         """The elements `count` times; for ever if it is None or -1."""
         return self._then(
-            selecting.Repeat(self.node, -1 if count is None else int(count))
+            selecting.Repeat(
+                self.node, -1 if count is None else _integer(count, "count")
+            )
         )
 
     def take(self, count: int, name: str | None = None) -> Dataset:
         """The first `count` elements; all if it is -1."""
-        return self._then(selecting.Take(self.node, int(count)))
+        return self._then(selecting.Take(self.node, _integer(count, "count")))
 
     def skip(self, count: int, name: str | None = None) -> Dataset:
         """All but the first `count` elements; none if it is -1."""
-        return self._then(selecting.Skip(self.node, int(count)))
+        return self._then(selecting.Skip(self.node, _integer(count, "count")))
 
     def shard(self, num_shards: int, index: int, name: str | None = None) -> Dataset:
         """Every `num_shards`-th element, from number `index` on.
@@ -461,6 +458,8 @@ class Dataset:
         >>> list(mx.data.Dataset.range(7).shard(3, 1))
         [np.int64(1), np.int64(4)]
         """
+        num_shards = _integer(num_shards, "num_shards")
+        index = _integer(index, "index")
         if num_shards == SHARD_HINT:
             return self._then(ShardHint(self.node))
         if num_shards < 1:
@@ -470,7 +469,7 @@ class Dataset:
                 f"`index` must be from 0 to {num_shards - 1} for {num_shards} shards, got "
                 f"{index}."
             )
-        return self._then(selecting.Shard(self.node, int(num_shards), int(index)))
+        return self._then(selecting.Shard(self.node, num_shards, index))
 
     def concatenate(self, dataset: Dataset, name: str | None = None) -> Dataset:
         """The elements of this dataset, then those of `dataset`.
@@ -480,6 +479,9 @@ class Dataset:
         """
         if not isinstance(dataset, Dataset):
             raise TypeError(f"`concatenate` takes a dataset, got {dataset!r}.")
+        mine, other = self.node.outline(), dataset.node.outline()
+        if mine is not None and other is not None:
+            selecting.check_alike(mine, other)
         return self._then(selecting.Concatenate((self.node, dataset.node)))
 
     # Buffers ---------------------------------------------------------------------------
@@ -511,7 +513,7 @@ class Dataset:
         """The same dataset with these options."""
         if not isinstance(options, Options):
             raise TypeError(f"`with_options` takes `mx.data.Options`, got {options!r}.")
-        return Dataset(self.node, options)
+        return Dataset(rebuild(self.node, lambda n: _with_options(n, options)), options)
 
     def options(self) -> Options:
         """The options that were given to this dataset or one it is made of."""
@@ -557,7 +559,7 @@ class Dataset:
         return True
 
     def __iter__(self) -> DatasetIterator:
-        return DatasetIterator(self.node, next(self._passes))
+        return DatasetIterator(self.node, self._passes)
 
     def as_numpy_iterator(self) -> Iterator[PyTree]:
         """The elements; they are NumPy arrays anyway."""
@@ -575,8 +577,10 @@ class Dataset:
         np.int64(10)
         """
         state = to_element(initial_state)
+        spec = spec_of(state)
         for element in self:
             state = to_element(reduce_func(state, element))
+            selecting.check_alike(spec, spec_of(state), "The state of `reduce`")
         return state
 
     def __repr__(self) -> str:
@@ -600,10 +604,64 @@ class ShardHint(selecting.Through):
         return "shard(SHARD_HINT)"
 
 
+def _with_options(step: Node, options: Options) -> Node | None:
+    """A step that leaves a choice to the options, with the choice made."""
+    if not isinstance(step, Map):
+        return None
+    calls, in_order = step.num_parallel_calls, step.deterministic
+    if calls == AUTOTUNE:
+        calls = options.threading.private_threadpool_size or calls
+    if in_order is None:
+        in_order = options.deterministic
+    if (calls, in_order) == (step.num_parallel_calls, step.deterministic):
+        return None
+    step = dataclasses.replace(step, num_parallel_calls=calls, deterministic=in_order)
+    return dataclasses.replace(
+        step, input=rebuild(step.input, lambda n: _with_options(n, options))
+    )
+
+
+def _checked_calls(calls: int | None) -> int | None:
+    calls = None if calls is None else _integer(calls, "num_parallel_calls")
+    if calls is not None and calls != AUTOTUNE and calls < 1:
+        raise ValueError(
+            f"`num_parallel_calls` must be positive or AUTOTUNE, got {calls}."
+        )
+    return calls
+
+
+def _integer(value: Any, name: str) -> int:
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise TypeError(f"`{name}` must be an integer, got {value!r}.") from None
+
+
 def _positive(value: Any, name: str) -> int:
-    if int(value) < 1:
-        raise ValueError(f"`{name}` must be positive, got {value}.")
-    return int(value)
+    number = _integer(value, name)
+    if number < 1:
+        raise ValueError(f"`{name}` must be positive, got {number}.")
+    return number
+
+
+def _check_arguments(fn: Callable[..., Any], root: Node, what: str) -> None:
+    """Raises if `fn` cannot be called with an element, where that is known beforehand."""
+    spec = root.outline()
+    if spec is None:
+        return
+    count = len(spec) if type(spec) is tuple else 1
+    try:
+        signature = inspect.signature(fn)
+    except (TypeError, ValueError):
+        return  # a function without a signature
+    try:
+        signature.bind(*range(count))
+    except TypeError as error:
+        raise TypeError(
+            f"`{what}` calls its function with {count} argument(s), the part(s) of an element "
+            f"{spec}, but {getattr(fn, '__qualname__', fn)}{signature} does not take them: "
+            f"{error}."
+        ) from None
 
 
 def _node_of(result: Any, what: str) -> Node:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
-from mirrax._src.base.jax_compat import uncommitted
 from mirrax._src.base.mesh import ReplicaMesh
-from mirrax._src.base.values import PerReplica, Stacked
+from mirrax._src.base.values import PerReplica, Stacked, to_device
 from mirrax._src.input.blocks import Block, value_of
 from mirrax._src.input.splitting import Step
-from mirrax._src.input.structure import PyTree, empty, flatten, show
+from mirrax._src.input.structure import (
+    PyTree,
+    StructureError,
+    check_leaves,
+    empty,
+    map_leaves,
+    show,
+)
 
 
 class Delivery:
@@ -25,64 +30,64 @@ class Delivery:
 
     def __call__(self, step: Step) -> PyTree:
         """A step's parts as one value for each replica."""
-        flat = [flatten(_own(part)) for part in step]
-        tree = flat[0][1]
-        for i, (_, other) in enumerate(flat):
-            if other != tree:
-                raise ValueError(
-                    "The replicas of one step got elements of different structure: replica 0 "
-                    f"{show(value_of(step[0]))}, replica {i} {show(value_of(step[i]))}. The "
-                    "dataset must yield one structure."
-                )
-        columns = list(zip(*(leaves for leaves, _ in flat)))
-        if not self._fetch:
-            return jax.tree.unflatten(tree, [_regrouped(column) for column in columns])
-        return jax.tree.unflatten(tree, self._put(columns))
+        values = [_own(part) for part in step]
+        deliver = self._put if self._fetch else _regrouped
+        try:
+            return map_leaves(deliver, *values)
+        except StructureError as error:
+            i = error.index + 1
+            raise ValueError(
+                "The replicas of one step got elements of different structure: replica 0 "
+                f"{show(values[0])}, replica {i} {show(values[i])}. The dataset must yield one "
+                "structure."
+            ) from None
 
-    def _put(self, columns: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """Each leaf's parts on the devices; all copies are started in one call."""
-        assert self._mesh is not None
-        devices = self._mesh.local_devices
-        is_text = [_is_text(column[0]) for column in columns]
-        arrays = [
-            a for column, text in zip(columns, is_text) if not text for a in column
-        ]
-        where = list(devices) * (len(arrays) // len(devices))
-        put = iter(jax.device_put(arrays, where))
-        return [
-            _regrouped(column) if text else self._joined([next(put) for _ in column])
-            for column, text in zip(columns, is_text)
-        ]
-
-    def _joined(self, parts: list[jax.Array]) -> Any:
+    def _put(self, *parts: Any) -> Any:
+        """One leaf's parts on the devices; text stays where it is."""
+        check_leaves(parts)
         mesh, first = self._mesh, parts[0]
         assert mesh is not None
-        if mesh.size == 1:
-            return uncommitted(first)
-        if not first.ndim or any(p.shape != first.shape for p in parts):
-            return PerReplica([uncommitted(part) for part in parts])
-        return PerReplica.of(Stacked(mesh.join(parts, mirrored=False), mesh, False))
+        if isinstance(first, bytes) or first.dtype.hasobject:
+            return _regrouped(*parts)
+        is_even = first.ndim and all(
+            p.shape == first.shape and p.dtype == first.dtype for p in parts
+        )
+        if mesh.size == 1 or not is_even:
+            put = [to_device(p, device) for p, device in zip(parts, mesh.local_devices)]
+            return _regrouped(*put)
+        dtype = jax.dtypes.canonicalize_dtype(first.dtype)
+        if dtype != first.dtype:
+            parts = tuple(part.astype(dtype) for part in parts)
+        rows = len(first)
+        first_id = mesh.local_ids[0]
+        array = jax.make_array_from_callback(
+            (rows * mesh.size, *first.shape[1:]),
+            mesh.split,
+            # The replicas of a worker follow each other.
+            lambda index: parts[_start(index) // (rows or 1) - first_id],
+        )
+        return PerReplica.of(Stacked(array, mesh, False))
 
 
 def _own(part: Any) -> PyTree:
-    """A part's arrays in memory of their own, which a device may take over."""
-    if not isinstance(part, Block):
-        return value_of(part)
-    value = part.value()
-    if not isinstance(part.index, range):
-        return value
-    return jax.tree.map(_copy, value)  # a view of the user's array, or of a batch
+    """A part's arrays in memory that nobody else holds, which a device may take over."""
+    value = value_of(part)
+    is_fresh = isinstance(part, Block) and part.is_fresh
+    return value if is_fresh else map_leaves(_copy, value)
 
 
-def _copy(array: np.ndarray) -> np.ndarray:
+def _copy(array: Any) -> Any:
+    if not isinstance(array, np.ndarray):
+        return array
     out = empty(array.shape, array.dtype)
     out[...] = array
     return out
 
 
-def _is_text(leaf: Any) -> bool:
-    return isinstance(leaf, bytes) or leaf.dtype.hasobject
+def _regrouped(*parts: Any) -> Any:
+    check_leaves(parts)
+    return parts[0] if len(parts) == 1 else PerReplica(parts)
 
 
-def _regrouped(column: tuple[Any, ...]) -> Any:
-    return column[0] if len(column) == 1 else PerReplica(column)
+def _start(index: Any) -> int:
+    return index[0].start or 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +11,13 @@ from mirrax._src.base.jax_compat import in_trace
 from mirrax._src.base.mesh import ReplicaMesh
 from mirrax._src.input.background import Ahead
 from mirrax._src.input.delivery import Delivery
-from mirrax._src.input.iterators import IteratorBase, adopt, describe_steps
+from mirrax._src.input.iterators import (
+    IteratorBase,
+    Passes,
+    adopt,
+    check_kind,
+    describe_steps,
+)
 from mirrax._src.input.node import INFINITE, UNKNOWN, Cursor, Node, walk
 from mirrax._src.input.options import InputOptions
 from mirrax._src.input.sharding import Plan
@@ -74,7 +79,7 @@ class DistributedDataset:
         self._mesh = mesh
         self._explanation = explanation
         self._split_spec = split_spec
-        self._passes = itertools.count()
+        self._passes = Passes()
 
     @classmethod
     def of_plan(cls, plan: Plan, mesh: ReplicaMesh | None) -> DistributedDataset:
@@ -129,7 +134,7 @@ class DistributedDataset:
 
     def __iter__(self) -> DistributedIterator:
         _check_place("iter")
-        return DistributedIterator(self, next(self._passes))
+        return DistributedIterator(self, self._passes)
 
     @property
     def element_spec(self) -> PyTree:
@@ -173,8 +178,8 @@ class DistributedDataset:
         >>> _ = strategy.experimental_distribute_dataset(dataset).explain()
         steps:      range(0, 11, 1) -> batch(8)
         replicas:   2 in all, 2 on each of 1 worker(s); this is worker 0
-        policy:     AUTO -> DATA (one worker reads everything)
-        this worker reads: everything
+        policy:     AUTO -> DATA (it does not read files)
+        reads:      everything
         batches:    of 8: each batch split into 4, 4 for replicas 0 to 1
         last batch: exact: 3 rows, split into 2, 1
         """
@@ -210,22 +215,28 @@ class DistributedIterator(IteratorBase):
 
     __module__ = "mirrax.distribute"
 
-    def __init__(self, dataset: DistributedDataset, number: int) -> None:
-        self._dataset = dataset
-        self._path = (number,)
+    def __init__(self, dataset: DistributedDataset, passes: Passes) -> None:
+        self._dataset, self._passes = dataset, passes
+        self._path = (passes.start(),)
         self._delivered = 0
-        self._open(None)
+        self._start: Any = None
+        self._opened: Cursor | None = None
 
-    def _open(self, state: Any) -> None:
-        dataset = self._dataset
-        options = dataset.input_options
-        steps = dataset.steps_of(self._path, state)
-        delivery = Delivery(dataset._mesh, bool(options.experimental_fetch_to_device))
-        size = options.experimental_per_replica_buffer_size
-        self._cursor: Cursor = (
-            Ahead(steps, size, delivery, "input") if size else _Now(steps, delivery)
-        )
-        self._closer = weakref.finalize(self, self._cursor.close)
+    @property
+    def _cursor(self) -> Cursor:
+        """The pass, which begins when it is first needed."""
+        if self._opened is None:
+            dataset, options = self._dataset, self._dataset.input_options
+            steps = dataset.steps_of(self._path, self._start)
+            delivery = Delivery(
+                dataset._mesh, bool(options.experimental_fetch_to_device)
+            )
+            size = options.experimental_per_replica_buffer_size
+            self._opened = (
+                Ahead(steps, size, delivery, "input") if size else _Now(steps, delivery)
+            )
+            self._closer = weakref.finalize(self, self._opened.close)
+        return self._opened
 
     @property
     def element_spec(self) -> PyTree:
@@ -236,7 +247,7 @@ class DistributedIterator(IteratorBase):
         _check_place("next")
         try:
             element = next(self._cursor)
-        except BaseException:
+        except StopIteration:
             self._closer()
             raise
         self._delivered += 1
@@ -252,7 +263,7 @@ class DistributedIterator(IteratorBase):
             "kind": _KIND,
             **describe_steps(dataset.roots),
             "path": list(self._path),
-            "position": self._cursor.state(),
+            "position": self._opened.state() if self._opened else self._start,
             "delivered": self._delivered,
             "is_global": dataset.is_global,
             "workers": [dataset.share.num_workers, dataset.share.worker],
@@ -269,7 +280,7 @@ class DistributedIterator(IteratorBase):
                 own and their number has changed.
         """
         dataset = self._dataset
-        adopt(dataset.roots, state, _KIND)
+        check_kind(state, _KIND)
         share = [dataset.share.num_workers, dataset.share.worker]
         if not (state["is_global"] and dataset.is_global) and state["workers"] != share:
             raise ValueError(
@@ -278,14 +289,17 @@ class DistributedIterator(IteratorBase):
                 "position means nothing to another number of workers; with the policy DATA it "
                 "does."
             )
-        self._closer()
+        adopt(dataset.roots, state, _KIND)
+        self.close()
         self._path = tuple(state["path"])
+        self._passes.resume(self._path[0])
         self._delivered = state["delivered"]
-        self._open(state["position"])
+        self._start, self._opened = state["position"], None
 
     def close(self) -> None:
         """Ends the pass: its threads and files."""
-        self._closer()
+        if self._opened is not None:
+            self._closer()
 
     def __repr__(self) -> str:
         return f"<mx.distribute.DistributedIterator over {self._dataset!r}>"
@@ -311,7 +325,7 @@ def _check_place(what: str) -> None:
     """A batch that a traced function took would become a constant of its program."""
     here = context.current()
     if here.replica is not None and not context.is_default():
-        raise RuntimeError(
+        raise ValueError(
             f"`{what}` of a distributed dataset is called inside a replica function. Take the "
             "batch outside, and pass it to `strategy.run`."
         )

@@ -6,9 +6,10 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from mirrax._src.input.blocks import Block
-from mirrax._src.input.structure import PyTree, show, to_element
-from mirrax._src.input.vectorise import CannotVectorise, is_pure, vectorise
+from mirrax._src.input.blocks import Block, CannotVectorise
+from mirrax._src.input.purity import is_pure
+from mirrax._src.input.structure import PyTree, show, to_element, tuple_for_list
+from mirrax._src.input.vectorise import vectorise
 
 
 @dataclasses.dataclass(eq=False)
@@ -22,7 +23,7 @@ class ElementFn:
     def __call__(self, element: PyTree) -> PyTree:
         """The function's result as an element."""
         try:
-            return to_element(self.raw(element))
+            return to_element(tuple_for_list(self.raw(element)))
         except StopIteration as error:
             raise RuntimeError(f"{self!r}, given to `{self.what}`, stopped.") from error
         except Exception as error:
@@ -46,7 +47,7 @@ class ElementFn:
             try:
                 if self.may_vectorise:
                     self.of_rows()(sample[:2].value())
-            except CannotVectorise:
+            except (CannotVectorise, ValueError):  # the latter: rows that differ
                 self.may_vectorise = False
         return bool(self.may_vectorise)
 

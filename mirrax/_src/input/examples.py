@@ -12,8 +12,7 @@ protocol buffers, of which it needs four message shapes:
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -179,101 +178,58 @@ def _encode_varint(value: int) -> bytes:
 # What is asked for ------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, init=False)
-class FixedLenFeature:
+class FixedLenFeature(NamedTuple):
     """A feature with the same number of values in every record.
 
-    Args:
+    Attributes:
         shape: The shape to give the values.
         dtype: int64, float32 or string.
         default_value: What a record has that lacks the feature; without it, an error.
     """
 
-    shape: tuple[int, ...]
-    dtype: np.dtype
-    default_value: Any
-
-    def __init__(
-        self, shape: Sequence[int], dtype: Any, default_value: Any = None
-    ) -> None:
-        _set(self, "FixedLenFeature", dtype)
-        object.__setattr__(self, "shape", tuple(shape))
-        object.__setattr__(self, "default_value", default_value)
+    shape: Sequence[int]
+    dtype: Any
+    default_value: Any = None
 
 
-@dataclass(frozen=True, init=False)
-class FixedLenSequenceFeature:
+class FixedLenSequenceFeature(NamedTuple):
     """A feature with any number of values of one shape, filled up to the longest in a batch.
 
-    Args:
+    Attributes:
         shape: The shape of one value.
         dtype: int64, float32 or string.
         allow_missing: Whether a record may lack it; it must be True, as in TensorFlow.
         default_value: What batches are filled up with.
     """
 
-    shape: tuple[int, ...]
-    dtype: np.dtype
-    allow_missing: bool
-    default_value: Any
-
-    def __init__(
-        self,
-        shape: Sequence[int],
-        dtype: Any,
-        allow_missing: bool = False,
-        default_value: Any = None,
-    ) -> None:
-        _set(self, "FixedLenSequenceFeature", dtype)
-        if not allow_missing:
-            raise ValueError(
-                "`FixedLenSequenceFeature` needs `allow_missing=True`: a record without the "
-                "feature has a sequence of length 0."
-            )
-        object.__setattr__(self, "shape", tuple(shape))
-        object.__setattr__(self, "allow_missing", allow_missing)
-        object.__setattr__(self, "default_value", default_value)
+    shape: Sequence[int]
+    dtype: Any
+    allow_missing: bool = False
+    default_value: Any = None
 
 
-@dataclass(frozen=True, init=False)
-class VarLenFeature:
+class VarLenFeature(NamedTuple):
     """A feature with any number of values: one array a record, `Ragged` for several.
 
-    Args:
+    Attributes:
         dtype: int64, float32 or string.
     """
 
-    dtype: np.dtype
-
-    def __init__(self, dtype: Any) -> None:
-        _set(self, "VarLenFeature", dtype)
+    dtype: Any
 
 
-@dataclass(frozen=True, init=False)
-class RaggedFeature:
+class RaggedFeature(NamedTuple):
     """As `VarLenFeature`; the name may differ from the key in the result.
 
-    Args:
+    Attributes:
         dtype: int64, float32 or string.
         value_key: The feature's name in the records; the key of the result if None.
+        partitions: Not supported; only ().
     """
 
-    dtype: np.dtype
-    value_key: str | None
-
-    def __init__(self, dtype: Any, value_key: str | None = None) -> None:
-        _set(self, "RaggedFeature", dtype)
-        object.__setattr__(self, "value_key", value_key)
-
-
-def _set(feature: Any, name: str, dtype: Any) -> None:
-    parsed = TensorSpec((), dtype).dtype
-    if parsed not in _KINDS.values():
-        raise ValueError(
-            f"`{name}` holds int64, float32 or string, as records do, not {parsed.name}; convert "
-            "in a `map` after parsing."
-        )
-    object.__setattr__(feature, "dtype", parsed)
+    dtype: Any
+    value_key: str | None = None
+    partitions: tuple[Any, ...] = ()
 
 
 class Ragged:
@@ -358,7 +314,7 @@ def parse_single_example(
     Raises:
         ValueError: If a feature is missing, or of another type or length.
     """
-    _check_features(features)
+    features = _checked(features)
     if not isinstance(serialized, bytes):
         raise TypeError(
             "`parse_single_example` takes one record as bytes, got "
@@ -382,7 +338,7 @@ def parse_example(
             varying length come as `Ragged`.
         example_names: Names of the records, for messages.
     """
-    _check_features(features)
+    features = _checked(features)
     if isinstance(serialized, bytes):
         return parse_single_example(serialized, features)
     records = list(serialized)
@@ -395,18 +351,34 @@ def parse_example(
     return parsed
 
 
-def _check_features(features: Mapping[str, Any]) -> None:
+def _checked(features: Mapping[str, Any]) -> dict[str, Any]:
+    """The features, with their dtypes as NumPy's."""
     if not features:
         raise ValueError("`features` names no feature.")
-    for key, feature in features.items():
-        if not isinstance(
-            feature,
-            FixedLenFeature | FixedLenSequenceFeature | VarLenFeature | RaggedFeature,
-        ):
-            raise TypeError(
-                f"Feature {key!r} must be a FixedLenFeature, FixedLenSequenceFeature, "
-                f"VarLenFeature or RaggedFeature, got {feature!r}."
-            )
+    return {key: _check_feature(key, feature) for key, feature in features.items()}
+
+
+def _check_feature(key: str, feature: Any) -> Any:
+    known = FixedLenFeature | FixedLenSequenceFeature | VarLenFeature | RaggedFeature
+    if not isinstance(feature, known):
+        raise ValueError(
+            f"Feature {key!r} must be a FixedLenFeature, FixedLenSequenceFeature, VarLenFeature "
+            f"or RaggedFeature, got {feature!r}."
+        )
+    dtype = TensorSpec((), feature.dtype).dtype
+    if dtype not in _KINDS.values():
+        raise ValueError(
+            f"Feature {key!r} must be int64, float32 or string, as records are, not "
+            f"{dtype.name}; convert it in a `map` after parsing."
+        )
+    if isinstance(feature, FixedLenSequenceFeature) and not feature.allow_missing:
+        raise ValueError(
+            f"Feature {key!r}: `FixedLenSequenceFeature` needs `allow_missing=True`; a record "
+            "without the feature has a sequence of length 0."
+        )
+    if isinstance(feature, RaggedFeature) and feature.partitions:
+        raise ValueError(f"Feature {key!r}: `partitions` are not supported.")
+    return feature._replace(dtype=dtype)
 
 
 def _parse(found: dict[str, np.ndarray], key: str, feature: Any, where: str) -> Any:

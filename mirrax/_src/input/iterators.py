@@ -6,10 +6,12 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
+from mirrax._src.base import context
 from mirrax._src.base.errors import OutOfRangeError
 from mirrax._src.input.blocks import value_of
 from mirrax._src.input.node import Cursor, Node, open_cursor, walk
 from mirrax._src.input.structure import PyTree
+from mirrax._src.state.frame import RunEagerly
 
 
 class Optional:
@@ -83,13 +85,18 @@ def describe_steps(roots: Sequence[Node]) -> dict[str, Any]:
     }
 
 
-def adopt(roots: Sequence[Node], state: Any, kind: str) -> None:
-    """Gives the steps of pipelines the seeds of the state that is restored to them."""
+def check_kind(state: Any, kind: str) -> None:
+    """Raises if `state` is not what `get_state()` of such an iterator returns."""
     if not isinstance(state, dict) or state.get("kind") != kind:
         raise ValueError(
             f"This is no state of such an iterator: {state!r}. Pass what `get_state()` of an "
             "iterator over the same pipeline returned."
         )
+
+
+def adopt(roots: Sequence[Node], state: Any, kind: str) -> None:
+    """Gives the steps of pipelines the seeds of the state that is restored to them."""
+    check_kind(state, kind)
     steps = describe_steps(roots)["steps"]
     if steps != state["steps"]:
         raise ValueError(
@@ -97,8 +104,28 @@ def adopt(roots: Sequence[Node], state: Any, kind: str) -> None:
             f"  saved: {' -> '.join(state['steps'])}\n  this:  {' -> '.join(steps)}\n"
             "Restore it to an iterator over the same steps."
         )
+    if describe_steps(roots)["entropy"] == state["entropy"]:
+        return
     for step, entropy in zip(_drawing(roots), state["entropy"]):
         step.entropy = entropy
+    for root in roots:
+        for step in walk(root):
+            step.forget()
+
+
+class Passes:
+    """Numbers for the passes over a dataset; a restored pass is followed by the next one."""
+
+    def __init__(self) -> None:
+        self._next = 0
+
+    def start(self) -> int:
+        self._next += 1
+        return self._next - 1
+
+    def resume(self, number: int) -> None:
+        """Goes on as if pass `number` had just been started."""
+        self._next = number + 1
 
 
 class Iterator(IteratorBase):
@@ -116,14 +143,19 @@ class Iterator(IteratorBase):
 
     __module__ = "mirrax.data"
 
-    def __init__(self, node: Node, number: int) -> None:
-        self._node = node
-        self._path = (number,)
-        self._open(None)
+    def __init__(self, node: Node, passes: Passes) -> None:
+        self._node, self._passes = node, passes
+        self._path = (passes.start(),)
+        self._start: Any = None
+        self._opened: Cursor | None = None
 
-    def _open(self, state: Any) -> None:
-        self._cursor: Cursor = open_cursor(self._node, self._path, state)
-        self._closer = weakref.finalize(self, self._cursor.close)
+    @property
+    def _cursor(self) -> Cursor:
+        """The pass, which begins when it is first needed."""
+        if self._opened is None:
+            self._opened = open_cursor(self._node, self._path, self._start)
+            self._closer = weakref.finalize(self, self._opened.close)
+        return self._opened
 
     @property
     def element_spec(self) -> PyTree:
@@ -131,9 +163,12 @@ class Iterator(IteratorBase):
         return self._node.spec()
 
     def __next__(self) -> PyTree:
+        if context.current().frame is not None:
+            # An element that a traced function took would become a constant of its program.
+            raise RunEagerly("a function that takes elements of a dataset")
         try:
             return value_of(next(self._cursor))
-        except BaseException:
+        except StopIteration:
             self._closer()
             raise
 
@@ -143,7 +178,7 @@ class Iterator(IteratorBase):
             "kind": "mirrax.data.Iterator",
             **describe_steps([self._node]),
             "path": list(self._path),
-            "position": self._cursor.state(),
+            "position": self._opened.state() if self._opened else self._start,
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
@@ -153,13 +188,15 @@ class Iterator(IteratorBase):
             ValueError: If the state is another pipeline's.
         """
         adopt([self._node], state, "mirrax.data.Iterator")
-        self._closer()
+        self.close()
         self._path = tuple(state["path"])
-        self._open(state["position"])
+        self._passes.resume(self._path[0])
+        self._start, self._opened = state["position"], None
 
     def close(self) -> None:
         """Ends the pass: its threads and files."""
-        self._closer()
+        if self._opened is not None:
+            self._closer()
 
     def __repr__(self) -> str:
         return f"<mx.data.Iterator over {self._node.describe()}>"

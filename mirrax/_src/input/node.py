@@ -13,12 +13,15 @@ path in a saved state brings an order back.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import operator
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar, dataclass_transform
 
+import numpy as np
+
 from mirrax._src.input.blocks import Block, block_of, value_of
-from mirrax._src.input.structure import PyTree
+from mirrax._src.input.structure import STRING, PyTree, TensorSpec, map_leaves
 
 INFINITE = -1
 UNKNOWN = -2
@@ -83,6 +86,11 @@ class Node:
         """The specs of an element."""
         raise NotImplementedError
 
+    def outline(self) -> PyTree | None:
+        """The structure and dtypes of an element, if they are known without looking at one."""
+        is_known = all(getattr(step, "is_described", True) for step in walk(self))
+        return self.spec() if is_known else None
+
     def batch_size(self) -> int | None:
         """The rows of a full element, if this step keeps or makes batches of one size."""
         return None
@@ -99,6 +107,9 @@ class Node:
                 else []
             )
         return tuple(found)
+
+    def forget(self) -> None:
+        """Drops what was kept of earlier passes, because the order has changed."""
 
     def describe(self) -> str:
         """This step for messages: `batch(8)`."""
@@ -171,19 +182,46 @@ def open_cursor(of: Node, path: Path, state: State = None) -> Cursor:
     return of.open(path, state) if block is None else BlockCursor(block, state or 0)
 
 
-def first_element(of: Node) -> PyTree:
-    """The first element, in a pass of its own.
-
-    Raises:
-        ValueError: If there is none.
-    """
+def first_elements(of: Node, count: int = 2) -> list[PyTree]:
+    """The first elements, in a pass of its own; one of zeros if there are none."""
     cursor = open_cursor(of, (0,))
+    found = []
     try:
-        return value_of(next(cursor))
-    except StopIteration:
-        raise ValueError(
-            f"The elements of {of.describe()} can only be described by looking at the first "
-            "one, and there is none: the dataset is empty."
-        ) from None
+        for element in itertools.islice(cursor, count):
+            found.append(value_of(element))
     finally:
         cursor.close()
+    return found or [zeros_like(of.spec())]
+
+
+def zeros_like(spec: PyTree) -> PyTree:
+    """An element as the spec describes it, lengths that vary being 1."""
+    return map_leaves(
+        lambda s: (
+            b""
+            if s.dtype == STRING and not s.shape
+            else np.zeros([1 if n is None else n for n in s.shape or ()], s.dtype)[()]
+        ),
+        spec,
+    )
+
+
+def merge_specs(specs: list[PyTree]) -> PyTree:
+    """Specs that describe elements of several datasets."""
+
+    def merge(*leaves: TensorSpec) -> TensorSpec:
+        shapes = {leaf.shape for leaf in leaves}
+        first = leaves[0]
+        if len(shapes) == 1:
+            return first
+        if (
+            None in shapes
+            or len({len(shape) for shape in shapes if shape is not None}) > 1
+        ):
+            return TensorSpec(None, first.dtype)
+        lengths = zip(*(shape for shape in shapes if shape is not None))
+        return TensorSpec(
+            [axis[0] if len(set(axis)) == 1 else None for axis in lengths], first.dtype
+        )
+
+    return map_leaves(merge, *specs)

@@ -219,8 +219,10 @@ class Lines:
         try:
             for line in stream:
                 offset += len(line)
-                line = line[:-1] if line.endswith(b"\n") else line
-                yield line[:-1] if line.endswith(b"\r") else line, offset
+                # As TensorFlow, which leaves out every carriage return.
+                text = line.replace(b"\r", b"")
+                if text:
+                    yield text.removesuffix(b"\n"), offset
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             raise _lost(
                 name, offset, f"its compression is damaged ({error})"
@@ -239,12 +241,13 @@ class FixedLengths:
         self, stream: BinaryIO, name: str, offset: int
     ) -> Iterator[tuple[bytes, int]]:
         if not offset:
+            self._check_size(stream, name)
             offset = len(_read(stream, self.header, name, 0))
             if offset < self.header:
                 raise _lost(
                     name, 0, f"it is shorter than its header of {self.header} bytes"
                 )
-        # One record is kept back as long as what follows may be the footer.
+        # A record is kept back as long as what follows may be the footer.
         waiting = b""
         while True:
             waiting += _read(
@@ -261,6 +264,19 @@ class FixedLengths:
                 offset,
                 f"the {len(waiting)} bytes that are left are neither a record of "
                 f"{self.record} bytes nor the footer of {self.footer}",
+            )
+
+    def _check_size(self, stream: Any, name: str) -> None:
+        """Raises at once if a file that is not compressed cannot be right."""
+        if not isinstance(getattr(stream, "raw", None), io.FileIO):
+            return
+        size = os.fstat(stream.fileno()).st_size
+        records = size - self.header - self.footer
+        if records < 0 or records % self.record:
+            raise ValueError(
+                f"{name} has {size} bytes, which are no header of {self.header}, whole records "
+                f"of {self.record} and footer of {self.footer} bytes. Check `record_bytes`, "
+                "`header_bytes` and `footer_bytes`, or whether the file is damaged."
             )
 
 
@@ -286,7 +302,7 @@ class _FileDataset(Dataset):
             )
         if buffer_size is not None and buffer_size < 0:
             raise ValueError(f"`buffer_size` cannot be negative, got {buffer_size}.")
-        size = max(buffer_size or _BUFFER_BYTES, 1)
+        size = max(buffer_size or _BUFFER_BYTES, 2)
         if not isinstance(filenames, Dataset) and num_parallel_reads is None:
             names = tuple(_names(filenames))
             super().__init__(FileReader(names, compression, size, form))

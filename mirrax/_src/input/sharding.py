@@ -70,7 +70,7 @@ class Plan:
         """A pass over this worker's steps."""
         share, rows = self.share, self.rows
         if share.num_replicas == 1:
-            cursor: StepCursor = Whole(open_cursor(self.root, path, state), rows)
+            cursor: StepCursor = Whole(self.root, path, state, rows, self.is_by_rows)
         elif self.is_by_rows:
             assert rows is not None
             sizes = tuple(part_sizes(rows, share))
@@ -114,7 +114,7 @@ class Plan:
             f"policy:     {self.asked.name}"
             + (f" -> {self.policy.name}" if self.policy is not self.asked else "")
             + (f" ({self.reason})" if self.reason else ""),
-            f"this worker reads: {self._reads()}",
+            f"reads:      {self._reads()}",
         ]
         if share.num_replicas == 1:
             lines.append("batches:    as they are, to the one replica")
@@ -196,9 +196,8 @@ def make_plan(dataset: Dataset, share: Share, options: InputOptions) -> Plan:
     rows = root.batch_size()
     own = None
     if policy is AutoShardPolicy.FILE and files is not None:
-        own = files[share.worker :: share.num_workers]
-        if share.num_workers > 1:
-            root = _shard_files(root, share)
+        root = _shard_files(root, share) if share.num_workers > 1 else root
+        own = files_of(root)
     elif policy is AutoShardPolicy.HINT:
         root = rebuild(
             root,
@@ -218,12 +217,10 @@ def _choose(
 ) -> tuple[AutoShardPolicy, str]:
     found = len(files or ())
     if asked is AutoShardPolicy.AUTO:
-        if num_workers == 1:
-            return AutoShardPolicy.DATA, "one worker reads everything"
         if files is None:
             return AutoShardPolicy.DATA, "it does not read files"
         if found >= num_workers:
-            return AutoShardPolicy.FILE, f"{found} files for {num_workers} workers"
+            return AutoShardPolicy.FILE, f"{found} file(s) for {num_workers} worker(s)"
         reason = f"{found} file(s) are too few for {num_workers} workers"
         warn_user(
             f"The dataset reads {found} file(s), fewer than the {num_workers} workers, so it is "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,15 +16,15 @@ from mirrax._src.input.node import (
     Node,
     Path,
     State,
-    first_element,
+    merge_specs,
     node,
 )
 from mirrax._src.input.structure import (
     STRING,
     PyTree,
+    StructureError,
     TensorSpec,
     dtype_of,
-    flatten,
     leaves_of,
     map_leaves,
     show,
@@ -66,10 +67,14 @@ def static_rows(spec: PyTree) -> int | None:
 
 def slices(tensors: PyTree, label: str = "from_tensor_slices") -> Slices:
     """The rows of all arrays in `tensors`, which must be equally many."""
-    arrays = map_leaves(lambda leaf: np.asarray(to_array(leaf)), tensors)
+    arrays = map_leaves(lambda leaf: np.asarray(to_array(leaf)).view(), tensors)
     leaves = leaves_of(arrays)
     if not leaves:
         raise ValueError("`from_tensor_slices` needs at least one array.")
+    for array in leaves:
+        array.flags.writeable = (
+            False  # of views: what users get must not change the data
+        )
     flat, _ = jax.tree_util.tree_flatten_with_path(arrays)
     for path, array in flat:
         if not array.ndim:
@@ -137,6 +142,10 @@ class Generator(Node):
     label: str = "from_generator"
     length: int = UNKNOWN
 
+    @property
+    def is_described(self) -> bool:
+        return self.signature is not None
+
     def open(self, path: Path, state: State = None) -> Cursor:
         return _GeneratorCursor(self, state or 0)
 
@@ -144,9 +153,7 @@ class Generator(Node):
         return self.length
 
     def spec(self) -> PyTree:
-        return (
-            spec_of(first_element(self)) if self.signature is None else self.signature
-        )
+        return spec_of_first(self) if self.signature is None else self.signature
 
     def batch_size(self) -> int | None:
         return None if self.signature is None else static_rows(self.signature)
@@ -184,33 +191,42 @@ class _GeneratorCursor(Cursor):
 
 
 def _fit(element: PyTree, signature: PyTree, number: int) -> PyTree:
-    """The element as the signature has it; Python's numbers take its dtypes."""
-    specs, tree = flatten(signature)
+    """The element as the signature has it."""
     try:
-        parts = tree.flatten_up_to(element)
-    except ValueError:
+        return map_leaves(
+            lambda spec, part: _fit_leaf(part, spec, number), signature, element
+        )
+    except StructureError:
         raise TypeError(
             f"Element {number} of the generator does not have the structure of "
             f"`output_signature`: expected {signature}, got {element!r}."
         ) from None
-    arrays = [_fit_leaf(part, spec, number) for part, spec in zip(parts, specs)]
-    return jax.tree.unflatten(tree, arrays)
 
 
 def _fit_leaf(part: Any, spec: TensorSpec, number: int) -> Any:
     array = to_array(part)
-    is_free = not hasattr(part, "dtype") and not isinstance(array, bytes)
-    if is_free and dtype_of(array) not in (spec.dtype, STRING):
-        if spec.dtype == STRING:
-            raise TypeError(
-                f"Element {number} of the generator holds {part!r} where `output_signature` "
-                "says string."
-            )
-        converted = np.asarray(part).astype(spec.dtype)
-        array = converted[()] if not converted.ndim else converted
-    if spec.is_compatible_with(array):
-        return array
+    is_text = dtype_of(array) == STRING
+    if is_text == (spec.dtype == STRING):
+        if not is_text and dtype_of(array) != spec.dtype:
+            array = np.asarray(part).astype(spec.dtype)[()]
+        if spec.is_compatible_with(array):
+            return array
     raise TypeError(
         f"Element {number} of the generator holds {show(array)} where `output_signature` says "
         f"{spec}."
     )
+
+
+def spec_of_first(source: Node) -> PyTree:
+    """The specs that describe the first two elements of a source."""
+    cursor = source.open((0,))
+    try:
+        found = [spec_of(element) for element in itertools.islice(cursor, 2)]
+    finally:
+        cursor.close()
+    if not found:
+        raise ValueError(
+            f"The elements of {source.describe()} can only be described by looking at the "
+            "first one, and there is none. Give it an `output_signature`."
+        )
+    return merge_specs(found)

@@ -25,8 +25,13 @@ from mirrax._src.input.structure import (
     map_leaves,
     shape_of,
     show,
+    spec_of,
 )
 from mirrax._src.input.transforms.batching import START, Unbatch, as_block
+from mirrax._src.input.transforms.elementwise import is_static
+
+Part = Any  # a Block, or an element as it is
+Step = list[Part]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,10 +62,6 @@ def split_batch(rows: int, count: int) -> list[slice]:
     return [slice(min(i * size, rows), min((i + 1) * size, rows)) for i in range(count)]
 
 
-Part = Any  # a Block, or an element as it is
-Step = list[Part]
-
-
 class StepCursor(Cursor):
     """A pass whose elements are steps: one part for each local replica."""
 
@@ -80,6 +81,21 @@ class ByBatch(Node):
 
     def open(self, path: Path, state: State = None) -> StepCursor:
         return _ByBatchCursor(self, path, *(state or START))
+
+
+def split(element: Any, count: int) -> tuple[int, list[Part]]:
+    """The rows of a batch, and its parts; arrays of different lengths are cut each."""
+    element = element if isinstance(element, Block) else value_of(element)
+    if not isinstance(element, Block):
+        check_batched(element)
+        lengths = {len(leaf) for leaf in leaves_of(element)}
+        if len(lengths) > 1:
+            return max(lengths), [
+                map_leaves(lambda a, i=i: a[split_batch(len(a), count)[i]], element)
+                for i in range(count)
+            ]
+    block = as_block(element)
+    return len(block), [block[part] for part in split_batch(len(block), count)]
 
 
 class _ByBatchCursor(StepCursor):
@@ -104,10 +120,10 @@ class _ByBatchCursor(StepCursor):
     def _advance(self) -> None:
         self._before, self._given = self._inner.state(), 0
         share = self._owner.share
-        batch = as_rows(next(self._inner))
-        self._rows = self._rows or len(batch)
-        self._is_full = len(batch) >= self._rows
-        parts = [batch[part] for part in split_batch(len(batch), share.num_replicas)]
+        element = next(self._inner)
+        rows, parts = split(element, share.num_replicas)
+        self._rows = self._rows or rows
+        self._is_full = rows >= self._rows
         if self._owner.is_divided:
             parts = parts[share.worker :: share.num_workers]
         count = share.replicas_per_worker
@@ -131,6 +147,9 @@ class _ByBatchCursor(StepCursor):
         self._inner.close()
 
 
+_START_OF_ROWS: Any = (None, 0, 0)
+
+
 @node
 class ByRows(Node):
     """A stream of rows in parts of fixed sizes."""
@@ -140,50 +159,50 @@ class ByRows(Node):
     sizes: tuple[int, ...]
 
     def open(self, path: Path, state: State = None) -> StepCursor:
-        return _ByRowsCursor(self, path, *(state or START))
+        return _ByRowsCursor(self, path, *(state or _START_OF_ROWS))
 
 
 class _ByRowsCursor(StepCursor):
-    def __init__(self, owner: ByRows, path: Path, state: State, number: int) -> None:
+    """The state: the rows', the number of the part in the cycle of sizes, its length."""
+
+    def __init__(
+        self, owner: ByRows, path: Path, state: State, number: int, cycle: int
+    ) -> None:
         self._sizes, self._count = owner.sizes, owner.share.replicas_per_worker
-        self._rows = open_cursor(Unbatch(owner.input), path, state)
-        self._number = number
+        self._rows = Unbatch(owner.input).open(path, state)
+        self._number = number if cycle == len(owner.sizes) else 0
 
     def _wanted(self, i: int) -> int:
         return self._sizes[(self._number + i) % len(self._sizes)]
 
     def __next__(self) -> Step:
+        if not self._rows.has_more():
+            raise StopIteration
+        nothing = self._rows.current[:0]
         wanted = [self._wanted(i) for i in range(self._count)]
         found = [self._rows.next_block(size) if size else None for size in wanted]
-        some = next((block for block in found if block is not None), None)
-        if some is None:
-            raise StopIteration
-        self._full = all(len(b or ()) == n for b, n in zip(found, wanted))
+        step = [nothing if block is None else block for block in found]
+        self._full = [len(part) for part in step] == wanted
         self._number = (self._number + self._count) % len(self._sizes)
-        return [some[:0] if block is None else block for block in found]
+        return step
 
     def is_full(self, step: Step) -> bool:
         return self._full
 
     def state(self) -> State:
-        return [self._rows.state(), self._number]
+        return [self._rows.state(), self._number, len(self._sizes)]
 
     def close(self) -> None:
         self._rows.close()
 
 
-def as_rows(element: Any) -> Block:
-    """A batch as rows, or an error for who forgot to make batches."""
-    if not isinstance(element, Block):
-        element = value_of(element)
-        scalars = [leaf for leaf in leaves_of(element) if not shape_of(leaf)]
-        if scalars:
-            raise ValueError(
-                f"An element {show(element)} cannot be split over replicas: it holds a scalar. "
-                "Batch the dataset by the global batch size, `dataset.batch(n)`, before it is "
-                "distributed."
-            )
-    return as_block(element)
+def check_batched(element: PyTree) -> None:
+    """Raises for who forgot to make batches."""
+    if not all(shape_of(leaf) for leaf in leaves_of(element)):
+        raise ValueError(
+            f"An element {show(element)} cannot be split over replicas: it holds a scalar. Batch "
+            "the dataset by the global batch size, `dataset.batch(n)`, before it is distributed."
+        )
 
 
 @node
@@ -197,6 +216,8 @@ class InTurn(Node):
     inputs_: tuple[Node, ...]  # one for all local replicas, or one for each
     count: int
     rows: int | None
+    may_drop: bool  # where other workers do not wait for this one
+    must_drop: bool
 
     def open(self, path: Path, state: State = None) -> StepCursor:
         return _InTurnCursor(self, path, state)
@@ -218,16 +239,32 @@ class _InTurnCursor(StepCursor):
                 step.append(next(cursor))
             except StopIteration:
                 step.append(None)
-        missing = step.count(None)
+        missing = sum(part is None for part in step)
         if missing == count:
             raise StopIteration
         self._full = not missing and self._have_all_rows(step)
         if missing:
-            specs = [n.spec() for n in self._owner.inputs_]
-            if all(_is_static(spec) for spec in specs):
+            spec = self._spec(step)
+            if spec is None:
                 raise StopIteration
-            step = [_empty_like(specs[0]) if part is None else part for part in step]
+            step = [_empty_like(spec) if part is None else part for part in step]
         return step
+
+    def _spec(self, step: Step) -> PyTree | None:
+        """What an element without rows looks like; None if there is no room for one."""
+        root = self._owner.inputs_[0]
+        found = spec_of(value_of(next(part for part in step if part is not None)))
+        if self._owner.must_drop:
+            return None
+        if (
+            root.outline() is None
+        ):  # inner lengths as they are, so that models accept it
+            return map_leaves(
+                lambda s: TensorSpec((None, *s.shape[1:]) if s.shape else (), s.dtype),
+                found,
+            )
+        is_full = is_static(root.spec()) and self._owner.may_drop
+        return None if is_full else root.spec()
 
     def _have_all_rows(self, step: Step) -> bool:
         rows = self._owner.rows
@@ -246,10 +283,6 @@ class _InTurnCursor(StepCursor):
             cursor.close()
 
 
-def _is_static(spec: PyTree) -> bool:
-    return all(s.shape is not None and None not in s.shape for s in leaves_of(spec))
-
-
 def _empty_like(spec: PyTree) -> PyTree:
     """An element without rows."""
 
@@ -264,10 +297,22 @@ def _empty_like(spec: PyTree) -> PyTree:
 
 
 class Whole(StepCursor):
-    """One replica in all: elements are steps as they are."""
+    """One replica in all: elements are steps as they are.
 
-    def __init__(self, inner: Cursor, rows: int | None) -> None:
-        self._inner, self._rows = inner, rows
+    Its states are those that the splitting cursors have between two batches.
+    """
+
+    def __init__(
+        self, root: Node, path: Path, state: State, rows: int | None, by_rows: bool
+    ) -> None:
+        self._by_rows, self._rows = by_rows, rows
+        (inner, given), *_ = [START] if state is None else state if by_rows else [state]
+        if given:
+            raise ValueError(
+                "The state is in the middle of a batch, which cannot be taken up with one "
+                "replica alone. Restore it with the number of replicas it was saved with."
+            )
+        self._inner = open_cursor(root, path, inner)
 
     def __next__(self) -> Step:
         return [next(self._inner)]
@@ -279,7 +324,8 @@ class Whole(StepCursor):
         return len(step[0]) >= self._rows
 
     def state(self) -> State:
-        return self._inner.state()
+        state = [self._inner.state(), 0]
+        return [state, 0, 1] if self._by_rows else state
 
     def close(self) -> None:
         self._inner.close()
@@ -307,7 +353,11 @@ class Padding(StepCursor):
         self.state, self.close = inner.state, inner.close  # type: ignore[method-assign]
 
     def __next__(self) -> Step:
-        parts = [as_rows(part) for part in next(self._inner)]
+        parts = []
+        for part in next(self._inner):
+            if not isinstance(part, Block):
+                check_batched(part := value_of(part))
+            parts.append(as_block(part))
         if self._rows is None:
             self._rows = max(map(len, parts))
         return [_fill_up(part, self._rows) for part in parts]
@@ -323,8 +373,6 @@ def _fill_up(part: Block, rows: int) -> PyTree:
     mask = np.arange(rows) < found
 
     def fill(array: np.ndarray) -> np.ndarray:
-        if found == rows:
-            return array
         out = empty((rows, *array.shape[1:]), dtype_of(array))
         out[:found] = array
         out[found:] = b"" if out.dtype.hasobject else 0

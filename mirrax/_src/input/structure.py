@@ -83,25 +83,74 @@ def dtype_name(dtype: np.dtype) -> str:
 # Structures -----------------------------------------------------------------------------
 
 
+def map_leaves(fn: Callable[..., Any], value: PyTree, *others: PyTree) -> PyTree:
+    """`fn` of each leaf, with the leaves of `others` in its place; a list is a leaf.
+
+    Unlike JAX's `tree.map` it keeps the order of dicts.
+
+    Raises:
+        StructureError: If the others are not alike.
+    """
+    kind = type(value)
+    if kind is np.ndarray or kind is list or isinstance(value, np.generic | bytes):
+        return fn(value, *others)
+    if kind is dict:
+        for i, other in enumerate(others):
+            if not isinstance(other, dict) or other.keys() != value.keys():
+                raise StructureError(i)
+        return {
+            key: map_leaves(fn, part, *[other[key] for other in others])
+            for key, part in value.items()
+        }
+    if isinstance(value, tuple):
+        for i, other in enumerate(others):
+            if type(other) is not kind or len(other) != len(value):
+                raise StructureError(i)
+        mapped = [map_leaves(fn, *parts) for parts in zip(value, *others)]
+        return tuple(mapped) if kind is tuple else kind(*mapped)
+    if value is None:
+        for i, other in enumerate(others):
+            if other is not None:
+                raise StructureError(i)
+        return None
+    if _is_leaf(value):
+        return fn(value, *others)
+    try:  # another pytree, a dataclass of the user's, say
+        return jax.tree.map(fn, value, *others, is_leaf=_is_list)
+    except ValueError:
+        raise StructureError(0) from None
+
+
+class StructureError(Exception):
+    """Argument `index` differs in structure; never reaches users."""
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+
+
+def check_leaves(leaves: Sequence[Any]) -> None:
+    """Raises StructureError if one of several leaves of one place is structure."""
+    for i, leaf in enumerate(leaves):
+        if leaf is None or isinstance(leaf, tuple | dict):
+            raise StructureError(i - 1)
+
+
 def _is_list(value: Any) -> bool:
     return type(value) is list
 
 
+def _is_leaf(value: Any) -> bool:
+    return jax.tree.structure(value, is_leaf=_is_list) == _LEAF
+
+
+_LEAF = jax.tree.structure(0)
+
+
 def leaves_of(value: PyTree) -> list[Any]:
-    """The leaves; a list is one."""
-    return jax.tree.leaves(value, is_leaf=_is_list)
-
-
-def flatten(value: PyTree) -> tuple[list[Any], Any]:
-    """The leaves and the structure around them; a list is a leaf."""
-    return jax.tree.flatten(value, is_leaf=_is_list)
-
-
-def map_leaves(fn: Callable[..., Any], value: PyTree, *others: PyTree) -> PyTree:
-    """`fn` of each leaf, in the same structure."""
-    if isinstance(value, np.ndarray):
-        return fn(value, *others)
-    return jax.tree.map(fn, value, *others, is_leaf=_is_list)
+    """The leaves, in the order of `map_leaves`."""
+    found: list[Any] = []
+    map_leaves(found.append, value)
+    return found
 
 
 def to_element(value: PyTree) -> PyTree:
@@ -109,11 +158,12 @@ def to_element(value: PyTree) -> PyTree:
     kind = type(value)
     if kind is np.ndarray and value.dtype.kind not in "US":
         return value
-    if kind is tuple:
-        return tuple(map(to_element, value))
-    if kind is dict:
-        return {key: to_element(part) for key, part in value.items()}
-    return jax.tree.map(to_array, value, is_leaf=_is_list)
+    return map_leaves(to_array, value)
+
+
+def tuple_for_list(value: PyTree) -> PyTree:
+    """What a function of a pipeline returned: a list there is a tuple, inside it an array."""
+    return tuple(value) if type(value) is list else value
 
 
 def to_array(value: Any) -> Any:
@@ -140,6 +190,9 @@ def to_array(value: Any) -> Any:
 
 
 def _stack_list(value: list[Any]) -> np.ndarray:
+    kinds = {isinstance(part, str | bytes) for part in value}
+    if len(kinds) > 1:
+        raise TypeError(f"A list mixes strings with other values: {value!r}.")
     try:
         array = np.asarray(value)
     except ValueError as error:
@@ -247,6 +300,7 @@ def stack_leaves(leaves: Sequence[Any]) -> np.ndarray:
     Raises:
         ValueError: If they differ in shape or dtype.
     """
+    check_leaves(leaves)
     first = leaves[0]
     shape, dtype = shape_of(first), dtype_of(first)
     out = empty((len(leaves), *shape), dtype)
@@ -265,23 +319,16 @@ def stack_elements(elements: Sequence[PyTree]) -> PyTree:
     Raises:
         ValueError: If the elements differ.
     """
-    first = elements[0]
-    kind = type(first)
     try:
-        if kind is np.ndarray or isinstance(first, np.generic | bytes):
-            return stack_leaves(elements)
-        flat, tree = flatten(first)
-        columns = [flat]
-        for i, element in enumerate(elements[1:], 1):
-            leaves, other = flatten(element)
-            if other != tree:
-                raise ValueError(
-                    f"element 0 is {show(first)} and element {i} is {show(element)}"
-                )
-            columns.append(leaves)
-        return jax.tree.unflatten(tree, [stack_leaves(c) for c in zip(*columns)])
+        return map_leaves(lambda *leaves: stack_leaves(leaves), *elements)
+    except StructureError as error:
+        other = show(elements[error.index + 1])
+        text = (
+            f"element 0 is {show(elements[0])} and element {error.index + 1} is {other}"
+        )
     except ValueError as error:
-        raise ValueError(
-            f"The elements of a batch must be alike, but of {len(elements)} elements {error}. "
-            "Use `padded_batch` for lengths that vary, or make them alike with `map`."
-        ) from None
+        text = str(error)
+    raise ValueError(
+        f"The elements of a batch must be alike, but of {len(elements)} elements {text}. Use "
+        "`padded_batch` for lengths that vary, or make them alike with `map`."
+    )

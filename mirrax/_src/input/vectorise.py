@@ -15,24 +15,14 @@ from typing import Any
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
-from mirrax._src.engines.fingerprint import lift
+from mirrax._src.input.blocks import CannotVectorise
 from mirrax._src.input.structure import (
     PyTree,
-    flatten,
     leaves_of,
     map_leaves,
-    stack_elements,
     to_array,
+    tuple_for_list,
 )
-
-
-class CannotVectorise(Exception):
-    """The function needs single rows; never reaches users."""
-
-
-def is_pure(fn: Callable[..., Any]) -> bool:
-    """Whether it can be told that `fn` depends on nothing but its arguments."""
-    return lift(fn) is not None
 
 
 def vectorise(fn: Callable[[PyTree], PyTree]) -> Callable[[PyTree], PyTree]:
@@ -44,7 +34,7 @@ def vectorise(fn: Callable[[PyTree], PyTree]) -> Callable[[PyTree], PyTree]:
     def fn_of_rows(stacked: PyTree) -> PyTree:
         count = len(leaves_of(stacked)[0])
         try:
-            result = fn(map_leaves(Lanes.of, stacked))
+            result = tuple_for_list(fn(map_leaves(Lanes.of, stacked)))
             return map_leaves(lambda leaf: _collect(leaf, count), result)
         except Exception as error:  # the row-by-row call raises it again, if it is one
             raise CannotVectorise from error
@@ -52,31 +42,16 @@ def vectorise(fn: Callable[[PyTree], PyTree]) -> Callable[[PyTree], PyTree]:
     return fn_of_rows
 
 
-def by_row(fn: Callable[[PyTree], PyTree]) -> Callable[[PyTree], PyTree]:
-    """`fn` of an element as a function of stacked elements, called for each."""
-
-    def fn_of_rows(stacked: PyTree) -> PyTree:
-        leaves, _ = flatten(stacked)
-        return stack_elements(
-            [
-                fn(map_leaves(lambda a, i=i: a[i], stacked))
-                for i in range(len(leaves[0]))
-            ]
-        )
-
-    return fn_of_rows
-
-
 def _collect(leaf: Any, count: int) -> np.ndarray:
     if isinstance(leaf, Lanes):
         return leaf.array
-    if isinstance(leaf, list):
-        if not any(isinstance(part, Lanes) for part in leaf):
-            return _repeat(to_array(leaf), count)
-        parts = [_collect(part, count) for part in leaf]
-        if any(p.shape != parts[0].shape or p.dtype != parts[0].dtype for p in parts):
-            raise CannotVectorise
-        return np.stack(parts, axis=1)
+    if isinstance(leaf, list) and any(isinstance(part, Lanes) for part in leaf):
+        first = leaf[0]
+        for part in leaf:
+            is_like = isinstance(part, Lanes) and part.dtype == first.dtype
+            if not is_like or part.shape != first.shape:
+                raise CannotVectorise
+        return np.stack([part.array for part in leaf], axis=1)
     return _repeat(to_array(leaf), count)
 
 
@@ -105,7 +80,7 @@ class Lanes(NDArrayOperatorsMixin):
 
     @property
     def __class__(self) -> Any:  # for `isinstance(x, np.ndarray)` in users' functions
-        return np.ndarray
+        return np.ndarray if self.shape else self.dtype.type
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -245,7 +220,7 @@ def _clip(a: Any, a_min: Any = None, a_max: Any = None) -> Lanes:
 
 
 def _expand_dims(a: Lanes, axis: int) -> Lanes:
-    if not isinstance(axis, int):
+    if not isinstance(axis, int) or not -a.ndim <= axis + 1 <= a.ndim + 1:
         raise CannotVectorise
     return Lanes(np.expand_dims(a.array, axis + 1 if axis >= 0 else axis))
 

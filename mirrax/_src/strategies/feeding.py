@@ -32,6 +32,7 @@ def distribute_from_function(
     share: Share,
     mesh: ReplicaMesh | None,
     options: InputOptions | None,
+    drop_incomplete: bool = False,
 ) -> DistributedDataset:
     """The datasets that `dataset_fn` makes, one for this worker or for each replica."""
     if not callable(dataset_fn):
@@ -51,7 +52,7 @@ def distribute_from_function(
     made = [dataset_fn(context) for context in contexts]
     roots = tuple(as_dataset(dataset, "`dataset_fn`").node for dataset in made)
     rows = roots[0].batch_size()
-    source = InTurn(roots, local, rows)
+    source = InTurn(roots, local, rows, share.num_workers == 1, drop_incomplete)
 
     def steps_of(path: Any, state: Any) -> StepCursor:
         cursor = source.open(path, state)

@@ -233,6 +233,17 @@ class Strategy:
         warn_renamed("experimental_run_v2", "run")
         return self.run(fn, args, kwargs)
 
+    def experimental_run(
+        self, fn: Callable[..., PyTree], input_iterator: Any = None
+    ) -> PyTree:
+        """Runs `fn` on the next element of `input_iterator`; from TensorFlow 1.
+
+        Write `strategy.run(fn, args=(next(iterator),))`.
+        """
+        warn_renamed("experimental_run", "run")
+        args = () if input_iterator is None else (input_iterator.get_next(),)
+        return self.run(fn, args)
+
     # Combining -----------------------------------------------------------------------
 
     def reduce(
@@ -402,7 +413,15 @@ class Strategy:
                 "`make_input_fn_iterator` supports `InputReplicationMode.PER_WORKER` only, got "
                 f"{replication_mode!r}."
             )
-        return InputIterator(self.distribute_datasets_from_function(input_fn))
+        return InputIterator(
+            distribute_from_function(
+                input_fn,
+                self.input_share,
+                self.replica_mesh,
+                None,
+                drop_incomplete=True,
+            )
+        )
 
     def _check_not_in_replica(self, what: str) -> None:
         here = context.current()

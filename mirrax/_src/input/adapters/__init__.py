@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 from collections.abc import Iterable, Iterator, Sized
 from typing import Any
 
@@ -46,7 +47,8 @@ def as_dataset(source: Any, what: str = "The argument") -> Dataset:
     if isinstance(source, np.ndarray | tuple | dict):
         return Dataset.from_tensor_slices(source)
     if isinstance(source, Iterator):
-        return _one_pass(source, what)
+        once = _OnePass(source, what)
+        return Dataset(Generator(lambda: once, None, type(source).__name__))
     if isinstance(source, Iterable) and not isinstance(source, str | bytes):
         length = len(source) if isinstance(source, Sized) else UNKNOWN
         return Dataset(Generator(lambda: source, None, type(source).__name__, length))
@@ -58,17 +60,27 @@ def as_dataset(source: Any, what: str = "The argument") -> Dataset:
     )
 
 
-def _one_pass(iterator: Iterator[Any], what: str) -> Dataset:
-    taken = False
+class _OnePass:
+    """An iterator as something to iterate over, once; a look at its start does not count."""
 
-    def take() -> Iterator[Any]:
-        nonlocal taken
-        if taken:
+    _PEEKED = 2  # elements that a look takes, at most
+
+    def __init__(self, iterator: Iterator[Any], what: str) -> None:
+        self._iterator, self._what = iterator, what
+        self._given: list[Any] | None = None
+
+    def __iter__(self) -> Iterator[Any]:
+        if self._given is not None and len(self._given) > self._PEEKED:
             raise ValueError(
-                f"{what} was an iterator, which has been used up by the first pass. Give "
+                f"{self._what} was an iterator, which has been used up by the first pass. Give "
                 "something that can be iterated over again, or `Dataset.from_generator(fn)`."
             )
-        taken = True
-        return iterator
+        return self._elements()
 
-    return Dataset(Generator(take, None, type(iterator).__name__))
+    def _elements(self) -> Iterator[Any]:
+        before, self._given = self._given or [], []
+        for element in itertools.chain(before, self._iterator):
+            if len(self._given) <= self._PEEKED:
+                self._given.append(element)
+            yield element
+        self._given = [None] * (self._PEEKED + 1)

@@ -11,10 +11,10 @@ from mirrax._src.input.node import (
     Node,
     Path,
     State,
-    first_element,
     node,
 )
-from mirrax._src.input.structure import PyTree, spec_of, to_element
+from mirrax._src.input.sources import spec_of_first
+from mirrax._src.input.structure import PyTree, to_element
 
 
 @node
@@ -32,6 +32,10 @@ class External(Node):
     length: int = UNKNOWN
     known_spec: Callable[[], PyTree] | None = None
 
+    @property
+    def is_described(self) -> bool:
+        return self.known_spec is not None
+
     def open(self, path: Path, state: State = None) -> Cursor:
         return _ExternalCursor(self, path, state)
 
@@ -39,7 +43,7 @@ class External(Node):
         return self.length
 
     def spec(self) -> PyTree:
-        return self.known_spec() if self.known_spec else spec_of(first_element(self))
+        return self.known_spec() if self.known_spec else spec_of_first(self)
 
     def describe(self) -> str:
         return self.label

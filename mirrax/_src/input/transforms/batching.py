@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax
 import numpy as np
 
 from mirrax._src.input.blocks import Block, join, value_of
@@ -17,19 +16,22 @@ from mirrax._src.input.node import (
     node,
     open_cursor,
 )
-from mirrax._src.input.sources import Slices
+from mirrax._src.input.sources import Generator, Slices, static_rows
 from mirrax._src.input.structure import (
     PyTree,
+    StructureError,
     TensorSpec,
+    dtype_name,
     dtype_of,
     empty,
-    flatten,
     leaves_of,
+    map_leaves,
     shape_of,
     show,
     with_axis,
     without_axis,
 )
+from mirrax._src.input.transforms.selecting import Through
 
 START: Any = (None, 0)  # of a pass over rows: the input's state, the rows given
 
@@ -58,6 +60,10 @@ class Batch(Node):
     def spec(self) -> PyTree:
         length = self.size if self.drop_remainder else None
         return with_axis(self.input.spec(), length)
+
+    def outline(self) -> PyTree | None:
+        outline = self.input.outline()
+        return None if outline is None else with_axis(outline, None)
 
     def batch_size(self) -> int | None:
         # As TensorFlow, which does not recognise its parallel batches.
@@ -109,13 +115,14 @@ class PaddedBatch(Node):
 
     def spec(self) -> PyTree:
         length = self.size if self.drop_remainder else None
-        specs, tree = flatten(self.input.spec())
-        shapes = targets(self.shapes, specs, tree)
-        padded = [
-            TensorSpec(None if s.shape is None else (length, *shape), s.dtype)
-            for s, shape in zip(specs, shapes)
-        ]
-        return jax.tree.unflatten(tree, padded)
+        spec = self.input.spec()
+
+        def padded(s: TensorSpec, target: Any) -> TensorSpec:
+            if target is None:
+                return with_axis(s, length)
+            return TensorSpec((length, *lengths(target)), s.dtype)
+
+        return map_leaves(padded, spec, spread(self.shapes, spec))
 
     def batch_size(self) -> int | None:
         return self.size
@@ -124,17 +131,20 @@ class PaddedBatch(Node):
         return f"padded_batch({self.size})"
 
 
-def targets(
-    shapes: PyTree | None, leaves: list[Any], tree: Any
-) -> list[tuple[Any, ...]]:
-    """The shape that each leaf is filled up to; None where the longest decides."""
-    if shapes is None:
-        return [(None,) * len(leaf.shape or ()) for leaf in leaves]
-    parts = tree.flatten_up_to(shapes)
-    return [
-        tuple(None if n in (None, -1) else int(n) for n in getattr(part, "shape", part))
-        for part in parts
-    ]
+def spread(value: PyTree, element: PyTree) -> PyTree:
+    """`value` at every leaf of the element, unless it has the element's structure itself."""
+    is_structure = isinstance(value, dict) or isinstance(value, tuple)
+    if value is not None and (is_structure or not isinstance(element, tuple | dict)):
+        return value
+    return map_leaves(lambda leaf: value, element)
+
+
+def lengths(target: Any) -> list[int | None]:
+    """A shape to fill up to; None where the longest decides."""
+    shape = getattr(target, "shape", target)
+    if not all(n is None or isinstance(n, int | np.integer) for n in shape):
+        raise ValueError(f"`padded_shapes` must hold shapes, got {target!r}.")
+    return [None if n in (None, -1) else int(n) for n in shape]
 
 
 class _PaddedCursor(Cursor):
@@ -151,20 +161,24 @@ class _PaddedCursor(Cursor):
         is_short = len(elements) < self._batch.size
         if not elements or (is_short and self._batch.drop_remainder):
             raise StopIteration
-        flat = [flatten(element) for element in elements]
-        tree = flat[0][1]
-        for i, (_, other) in enumerate(flat):
-            if other != tree:
+        first = elements[0]
+        shapes, values = (
+            spread(self._batch.shapes, first),
+            spread(self._batch.values, first),
+        )
+        try:
+            padded = map_leaves(_pad, *elements, shapes, values)
+        except StructureError as error:
+            if error.index + 1 < len(elements):
                 raise ValueError(
-                    f"The elements of a batch must be alike, but element 0 is "
-                    f"{show(elements[0])} and element {i} is {show(elements[i])}."
-                )
-        leaves = [_Sized(leaf) for leaf in flat[0][0]]
-        shapes = targets(self._batch.shapes, leaves, tree)
-        values = fillings(self._batch.values, tree)
-        columns = zip(*(leaves for leaves, _ in flat))
-        padded = [_pad(c, s, v) for c, s, v in zip(columns, shapes, values)]
-        return Block.of(jax.tree.unflatten(tree, padded), len(elements))
+                    f"The elements of a batch must be alike, but one is {show(first)} and "
+                    f"another {show(elements[error.index + 1])}."
+                ) from None
+            raise ValueError(
+                "`padded_shapes` and `padding_values` need the structure of an element, "
+                f"{show(first)}; got {self._batch.shapes!r} and {self._batch.values!r}."
+            ) from None
+        return Block.of(padded, len(elements))
 
     def skip(self, count: int) -> None:
         self._inner.skip(count * self._batch.size)
@@ -176,25 +190,9 @@ class _PaddedCursor(Cursor):
         self._inner.close()
 
 
-class _Sized:
-    def __init__(self, leaf: Any) -> None:
-        self.shape = shape_of(leaf)
-
-
-def fillings(values: PyTree | None, tree: Any) -> list[Any]:
-    """What each leaf is filled up with; None for zero or the empty string."""
-    if values is None or (
-        not isinstance(values, dict | tuple) and tree.num_leaves != 1
-    ):
-        return [values] * tree.num_leaves
-    return (
-        [values]
-        if tree.num_leaves == 1 and not isinstance(values, dict | tuple)
-        else (tree.flatten_up_to(values))
-    )
-
-
-def _pad(leaves: tuple[Any, ...], target: tuple[Any, ...], filling: Any) -> np.ndarray:
+def _pad(*args: Any) -> np.ndarray:
+    """Leaves of a batch, and last the shape and the value to fill them up with."""
+    *leaves, target, filling = args
     first = leaves[0]
     rank, dtype = len(shape_of(first)), dtype_of(first)
     for leaf in leaves:
@@ -203,6 +201,7 @@ def _pad(leaves: tuple[Any, ...], target: tuple[Any, ...], filling: Any) -> np.n
                 "`padded_batch` fills up lengths, not ranks or dtypes: a batch holds "
                 f"{show(first)} and {show(leaf)}."
             )
+    target = [None] * rank if target is None else lengths(target)
     if len(target) != rank:
         raise ValueError(
             f"`padded_shapes` gives {len(target)} lengths for an array of rank {rank}: "
@@ -217,14 +216,26 @@ def _pad(leaves: tuple[Any, ...], target: tuple[Any, ...], filling: Any) -> np.n
                 f"`padded_shapes`, which says {allowed}."
             )
     if filling is None:
-        filling = b"" if dtype.hasobject else 0
-    elif isinstance(filling, str):
-        filling = filling.encode()
+        filling = b"" if dtype.hasobject else dtype.type(0)
+    else:
+        filling = filling.encode() if isinstance(filling, str) else filling
+        _check_filling(filling, dtype)
     out = empty((len(leaves), *shape), dtype)
     out[...] = filling
     for i, leaf in enumerate(leaves):
         out[(i, *map(slice, shape_of(leaf)))] = leaf
     return out
+
+
+def _check_filling(filling: Any, dtype: np.dtype) -> None:
+    is_text = isinstance(filling, bytes)
+    fits = is_text == dtype.hasobject and not np.ndim(filling)
+    if fits and not is_text:
+        fits = np.can_cast(np.asarray(filling).dtype, dtype, "same_kind")
+    if not fits:
+        raise ValueError(
+            f"`padding_values` has {filling!r} for an array of {dtype_name(dtype)}."
+        )
 
 
 @node
@@ -233,65 +244,72 @@ class Unbatch(Node):
 
     input: Node
 
-    def open(self, path: Path, state: State = None) -> Cursor:
-        return _UnbatchCursor(self, path, *(state or START))
+    def open(self, path: Path, state: State = None) -> UnbatchCursor:
+        return UnbatchCursor(self, path, *(state or START))
 
     def cardinality(self) -> int:
-        size, rows = self.input.cardinality(), None
-        if size == 0:
-            return 0
+        size, rows = self.input.cardinality(), fixed_rows(self.input)
         if size < 0:
             return size
-        if isinstance(self.input, Slices):
-            rows = self.input.batch_size()
         return UNKNOWN if rows is None else size * rows
 
     def spec(self) -> PyTree:
         return without_axis(self.input.spec())
 
 
-class _UnbatchCursor(Cursor):
+def fixed_rows(step: Node) -> int | None:
+    """The rows of every element, if they are known without looking at one."""
+    if isinstance(step, Through):
+        return fixed_rows(step.input)
+    if isinstance(step, Unbatch | Batch | Slices | Generator):
+        is_full = not isinstance(step, Batch) or step.drop_remainder
+        outline = step.outline() if is_full else None
+        return None if outline is None else static_rows(step.spec())
+    return None
+
+
+class UnbatchCursor(Cursor):
     """The state: that of the input before the current element, and the rows given of it."""
 
     def __init__(self, unbatch: Unbatch, path: Path, state: State, given: int) -> None:
         self._inner = open_cursor(unbatch.input, path, state)
         self._before = state
-        self._block: Block | None = None
+        self.current: Any = None  # the block that rows are taken from
         self._given = 0
         if given:
-            self._advance()
+            self.has_more()
             self._given = given
 
-    def _advance(self) -> bool:
-        """Goes to the next element if the current one has no more rows."""
-        while self._block is None or self._given >= len(self._block):
+    def has_more(self) -> bool:
+        """Whether there are more rows; then the next one is in the current element."""
+        while self.current is None or self._given >= len(self.current):
             self._before = self._inner.state()
             self._given = 0
             try:
-                self._block = as_block(next(self._inner))
+                self.current = as_block(next(self._inner))
             except StopIteration:
-                self._block = None
+                self.current = None
                 return False
         return True
 
     def __next__(self) -> Any:
-        if not self._advance():
+        if not self.has_more():
             raise StopIteration
-        assert self._block is not None
         self._given += 1
-        return self._block.row(self._given - 1)
+        return self.current.row(self._given - 1)
 
     def next_block(self, count: int) -> Block | None:
         found = []
-        while count and self._advance():
-            assert self._block is not None
-            part = self._block[self._given : self._given + count]
+        while count and self.has_more():
+            part = self.current[self._given : self._given + count]
             self._given += len(part)
             count -= len(part)
             found.append(part)
         return join(found) if found else None
 
     def state(self) -> State:
+        if self.current is None or self._given >= len(self.current):
+            return [self._inner.state(), 0]
         return [self._before, self._given]
 
     def close(self) -> None:

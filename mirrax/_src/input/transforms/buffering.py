@@ -10,10 +10,20 @@ from dataclasses import field
 from pathlib import Path as FilePath
 from typing import Any
 
+import numpy as np
+
 from mirrax._src.input.background import Ahead
 from mirrax._src.input.blocks import Arrays, Block, value_of
-from mirrax._src.input.node import Cursor, Node, Path, State, node, open_cursor
-from mirrax._src.input.structure import STRING, leaves_of, stack_elements
+from mirrax._src.input.node import (
+    BlockCursor,
+    Cursor,
+    Node,
+    Path,
+    State,
+    node,
+    open_cursor,
+)
+from mirrax._src.input.structure import map_leaves, stack_elements
 from mirrax._src.input.transforms.selecting import Through
 
 
@@ -41,52 +51,47 @@ class Store:
     def __init__(self, file: FilePath | None) -> None:
         self._file = file
         self._lock = threading.Lock()
-        self._table: Block | None = None
-        self._elements: list[Any] | None = None
+        self._kept: Block | list[Any] | None = None
 
-    def load(self) -> None:
-        """Reads the file of an earlier program, if there is one."""
+    def load(self) -> Block | list[Any] | None:
+        """What was kept: a block of elements that are alike, or a list of elements."""
         with self._lock:
-            if self._elements is None and self._file and self._file.exists():
+            if self._kept is None and self._file and self._file.exists():
                 try:
                     with open(self._file, "rb") as stream:
-                        self._set(pickle.load(stream))
+                        self._kept = _together(pickle.load(stream))
                 except Exception as error:
                     raise OSError(
                         f"The file of `cache` cannot be read: {self._file} ({error!r}). "
                         "Delete it; the next pass over the data writes it again."
                     ) from error
+            return self._kept
 
     def save(self, elements: list[Any]) -> None:
         """Keeps the elements of a whole pass."""
         with self._lock:
-            if self._elements is not None:
-                return
-            if self._file:
-                _write_whole(self._file, elements)
-            self._set(elements)
+            if self._kept is None:
+                if self._file:
+                    _write_whole(self._file, elements)
+                self._kept = _together(elements)
 
-    def _set(self, elements: list[Any]) -> None:
-        self._elements = elements
-        if not elements or any(
-            leaf.dtype == STRING
-            for leaf in leaves_of(elements[0])
-            if not isinstance(leaf, bytes)
-        ):
-            return
-        try:
-            stacked = stack_elements(elements)
-        except ValueError:  # elements of several shapes stay single
-            return
-        self._table = Block(Arrays(stacked), range(len(elements)))
 
-    @property
-    def table(self) -> Block | None:
-        return self._table
+def _together(elements: list[Any]) -> Block | list[Any]:
+    for element in elements:
+        map_leaves(_protect, element)
+    try:
+        stacked = stack_elements(elements) if elements else None
+    except ValueError:  # elements of several shapes stay single
+        stacked = None
+    if stacked is None:
+        return elements
+    map_leaves(_protect, stacked)
+    return Block(Arrays(stacked), range(len(elements)))
 
-    @property
-    def elements(self) -> list[Any] | None:
-        return self._elements
+
+def _protect(leaf: Any) -> None:
+    if isinstance(leaf, np.ndarray):
+        leaf.flags.writeable = False  # users get views of it
 
 
 def _write_whole(file: FilePath, elements: list[Any]) -> None:
@@ -114,15 +119,26 @@ class Cache(Through):
         self.store = Store(FilePath(self.file) if self.file else None)
 
     def whole(self, path: Path) -> Block | None:
-        self.store.load()
-        return self.store.table
+        # Always the same path: what is kept does not depend on which pass came first.
+        block = self.input.whole(())
+        if block is None:
+            return None
+        kept = self.store.load()
+        if kept is None:
+            self.store.save([block.row(i).value() for i in range(len(block))])
+            kept = self.store.load()
+        return kept if isinstance(kept, Block) else block
 
     def open(self, path: Path, state: State = None) -> Cursor:
-        self.store.load()
-        if self.store.elements is not None:
-            return _ListCursor(self.store.elements, state or 0)
-        # Always the same path: what is kept does not depend on which pass came first.
+        kept = self.store.load()
+        if isinstance(kept, Block):
+            return BlockCursor(kept, state or 0)
+        if kept is not None:
+            return _ListCursor(kept, state or 0)
         return _FillingCursor(open_cursor(self.input, ()), self.store, state or 0)
+
+    def forget(self) -> None:
+        self.__post_init__()
 
     def describe(self) -> str:
         return f"cache({self.file!r})" if self.file else "cache()"

@@ -11,7 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from mirrax._src.input.blocks import Block, Mapped, block_of, join, value_of
+from mirrax._src.input.blocks import (
+    Block,
+    CannotVectorise,
+    Mapped,
+    block_of,
+    join,
+    value_of,
+)
 from mirrax._src.input.element_fn import ElementFn
 from mirrax._src.input.node import (
     UNKNOWN,
@@ -19,10 +26,13 @@ from mirrax._src.input.node import (
     Node,
     Path,
     State,
-    first_element,
+    first_elements,
+    merge_specs,
     node,
     open_cursor,
+    zeros_like,
 )
+from mirrax._src.input.purity import is_pure
 from mirrax._src.input.sources import static_rows
 from mirrax._src.input.structure import (
     PyTree,
@@ -42,7 +52,7 @@ class Map(Node):
     input: Node
     fn: ElementFn
     num_parallel_calls: int | None
-    deterministic: bool
+    deterministic: bool | None
     workers: str
 
     def whole(self, path: Path) -> Block | None:
@@ -57,45 +67,70 @@ class Map(Node):
                 lambda inner: open_cursor(self.input, path, inner),
                 self.fn,
                 self.num_parallel_calls,
-                self.deterministic,
+                self.deterministic is not False,
                 self.workers,
                 state,
             )
         return _MapCursor(open_cursor(self.input, path, state), self.fn)
 
+    is_described = False
+
+    def outline(self) -> PyTree | None:
+        known = self.input.outline()
+        if known is None or not is_pure(self.fn.fn):
+            return None
+        try:
+            return spec_of(self.fn(zeros_like(known)))
+        except Exception:  # zeros may not be what the function can work with
+            return None
+
     def cardinality(self) -> int:
         return self.input.cardinality()
 
     def spec(self) -> PyTree:
-        element = first_element(self.input)
-        result = self.fn(element)
-        return _blur(spec_of(result), spec_of(element), self.input.spec())
+        known = self.input.spec()
+        elements = first_elements(self.input)
+        if not is_static(known):  # as another length would change the result
+            elements.append(map_leaves(_other_length, elements[0], known))
+        specs = [spec_of(self.fn(elements[0]))]
+        for element in elements[1:]:
+            try:
+                specs.append(spec_of(self.fn(element)))
+            except (
+                Exception
+            ):  # an element that we made up, or an error of the pass's own
+                specs.append(map_leaves(_unknown, specs[0]))
+        return merge_specs(specs)
 
     def batch_size(self) -> int | None:
-        is_static = all(
-            s.shape is not None and None not in s.shape
-            for s in leaves_of(self.input.spec())
-        )
-        return static_rows(self.spec()) if is_static else None
+        try:
+            return static_rows(self.spec()) if is_static(self.input.spec()) else None
+        except Exception:  # the pass itself will raise it, at its place
+            return None
 
     def describe(self) -> str:
         return f"map({self.fn!r})"
 
 
-def _blur(result: PyTree, element: PyTree, spec: PyTree) -> PyTree:
-    """The result's spec, without lengths that vary in the element it was made of."""
-    varying: dict[tuple[int, int], None] = {}
-    for seen, known in zip(leaves_of(element), leaves_of(spec)):
-        shape = known.shape if known.shape is not None else [None] * len(seen.shape)
-        for axis, (length, fixed) in enumerate(zip(seen.shape, shape)):
-            if fixed is None:
-                varying[axis, length] = None
-    return map_leaves(
-        lambda s: TensorSpec(
-            [None if (i, n) in varying else n for i, n in enumerate(s.shape)], s.dtype
-        ),
-        result,
+def is_static(spec: PyTree) -> bool:
+    """Whether all lengths are known."""
+    return all(s.shape is not None and None not in s.shape for s in leaves_of(spec))
+
+
+def _other_length(leaf: Any, spec: TensorSpec) -> Any:
+    """The array with a row more along the axes whose length varies."""
+    shape = spec.shape if spec.shape is not None else (None,) * np.ndim(leaf)
+    more = [(0, int(n is None)) for n in shape]
+    is_empty = 0 in np.shape(leaf)
+    return (
+        np.pad(leaf, more, mode="constant" if is_empty else "edge")
+        if any(b for _, b in more)
+        else leaf
     )
+
+
+def _unknown(spec: TensorSpec) -> TensorSpec:
+    return TensorSpec([None] * len(spec.shape or ()), spec.dtype)
 
 
 class _MapCursor(Cursor):
@@ -173,8 +208,11 @@ class _FilterCursor(Cursor):
 
     def _wanted(self, block: Block) -> Block:
         if self._fn.can_vectorise(block):
-            verdict = self._fn.of_rows()(block.value())
-            return block.pick(np.flatnonzero(_checked(verdict, self._fn, 1)))
+            try:
+                verdict = self._fn.of_rows()(block.value())
+                return block.pick(np.flatnonzero(_checked(verdict, self._fn, 1)))
+            except CannotVectorise:
+                pass
         keep = [self._is_wanted(block.row(i).value()) for i in range(len(block))]
         return block.pick(np.flatnonzero(keep))
 

@@ -18,7 +18,7 @@ from mirrax._src.input.node import (
     Node,
     Path,
     State,
-    first_element,
+    first_elements,
     node,
     open_cursor,
 )
@@ -72,12 +72,14 @@ class Interleave(Node):
         with drawing_from((self.entropy, *key)):
             return self.to_node(self.fn.raw(element), self.label)
 
+    is_described = False
+
     def cardinality(self) -> int:
-        return UNKNOWN if self.input.cardinality() else 0
+        return UNKNOWN
 
     def first_inner(self) -> Node:
         """The first element's dataset."""
-        return self.inner(first_element(self.input), (0,))
+        return self.inner(first_elements(self.input, 1)[0], (0,))
 
     def spec(self) -> PyTree:
         return self.first_inner().spec()

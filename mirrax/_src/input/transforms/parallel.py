@@ -18,6 +18,7 @@ from collections.abc import Callable
 from multiprocessing import get_context
 from typing import Any
 
+from mirrax._src.input.background import JOIN_SECONDS, drain
 from mirrax._src.input.blocks import value_of
 from mirrax._src.input.element_fn import ElementFn
 from mirrax._src.input.node import Cursor, State
@@ -102,6 +103,7 @@ class ParallelCursor(Cursor):
 
     def close(self) -> None:
         self._ended = True
+        self._waiting.clear()
         self._pool.close()
         self._input.close()
 
@@ -151,16 +153,12 @@ def _work(tasks: queue.SimpleQueue[Any], fn: Callable[[Any], Any]) -> None:
 def _end_threads(
     tasks: queue.SimpleQueue[Any], threads: list[threading.Thread]
 ) -> None:
-    try:
-        while True:
-            tasks.get_nowait()
-    except queue.Empty:
-        pass
+    drain(tasks)
     for _ in threads:
         tasks.put(None)
     for thread in threads:
         if thread is not threading.current_thread():
-            thread.join(5.0)
+            thread.join(JOIN_SECONDS)
 
 
 class _ProcessPool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax
 import numpy as np
 
 from mirrax._src.input.blocks import Block, Numbers, Zipped, join, value_of
@@ -15,10 +14,18 @@ from mirrax._src.input.node import (
     Node,
     Path,
     State,
+    merge_specs,
     node,
     open_cursor,
 )
-from mirrax._src.input.structure import PyTree, TensorSpec
+from mirrax._src.input.structure import (
+    PyTree,
+    StructureError,
+    TensorSpec,
+    leaves_of,
+    map_leaves,
+    spec_of,
+)
 
 START: Any = (0, None)  # the first of several passes, from its start
 
@@ -33,6 +40,9 @@ class Through(Node):
 
     def spec(self) -> PyTree:
         return self.input.spec()
+
+    def outline(self) -> PyTree | None:
+        return self.input.outline()
 
     def batch_size(self) -> int | None:
         return self.input.batch_size()
@@ -104,9 +114,10 @@ class Skip(Through):
         return block[self.count :] if self.count >= 0 else block[:0]
 
     def open(self, path: Path, state: State = None) -> Cursor:
-        cursor = open_cursor(self.input, path, state)
         if self.count < 0:
-            return _TakeCursor(cursor, 0)
+            inner = state[1] if state else None
+            return _TakeCursor(open_cursor(self.input, path, inner), 0)
+        cursor = open_cursor(self.input, path, state)
         if state is None:
             cursor.skip(self.count)
         return cursor
@@ -280,25 +291,25 @@ def agreed(parts: tuple[Node, ...]) -> int | None:
     return sizes.pop() if len(sizes) == 1 else None
 
 
-def merge_specs(specs: list[PyTree]) -> PyTree:
-    """Specs that describe elements of several datasets."""
-
-    def merge(*leaves: TensorSpec) -> TensorSpec:
-        shapes = {leaf.shape for leaf in leaves}
-        first = leaves[0]
-        if len(shapes) == 1:
-            return first
-        if (
-            None in shapes
-            or len({len(shape) for shape in shapes if shape is not None}) > 1
-        ):
-            return TensorSpec(None, first.dtype)
-        lengths = zip(*(shape for shape in shapes if shape is not None))
-        return TensorSpec(
-            [axis[0] if len(set(axis)) == 1 else None for axis in lengths], first.dtype
+def check_alike(
+    spec: PyTree, other: PyTree, what: str = "The elements of both datasets"
+) -> None:
+    """Raises if what two specs describe differs in structure or dtype."""
+    try:
+        is_alike = all(
+            leaves_of(
+                map_leaves(
+                    lambda a, b: a.dtype == getattr(b, "dtype", None), spec, other
+                )
+            )
         )
-
-    return jax.tree.map(merge, *specs)
+    except StructureError:
+        is_alike = False
+    if not is_alike:
+        raise TypeError(
+            f"{what} must be alike in structure and dtype, but one is\n  {spec}\nand the other\n"
+            f"  {other}"
+        )
 
 
 class _ConcatenateCursor(Cursor):
@@ -307,11 +318,17 @@ class _ConcatenateCursor(Cursor):
     ) -> None:
         self._parts, self._path, self._number = parts, path, number
         self._inner = open_cursor(parts[number], (*path, number), inner)
+        self._last: Any = None
+        self._spec: PyTree = (
+            None  # of the part before, until this one is known to be alike
+        )
 
     def _next_part(self) -> bool:
         if self._number + 1 == len(self._parts):
             return False
         self._inner.close()
+        if self._last is not None:
+            self._spec = spec_of(value_of(self._last))
         self._number += 1
         self._inner = open_cursor(
             self._parts[self._number], (*self._path, self._number)
@@ -321,7 +338,12 @@ class _ConcatenateCursor(Cursor):
     def __next__(self) -> Any:
         while True:
             try:
-                return next(self._inner)
+                element = next(self._inner)
+                if self._number and self._spec is not None:
+                    check_alike(self._spec, spec_of(value_of(element)))
+                    self._spec = None
+                self._last = element
+                return element
             except StopIteration:
                 if not self._next_part():
                     raise
@@ -384,7 +406,7 @@ class _ZipCursor(Cursor):
         self._cursors, self._pack = cursors, pack
 
     def __next__(self) -> Any:
-        elements = tuple(value_of(next(cursor)) for cursor in self._cursors)
+        elements = tuple([value_of(next(cursor)) for cursor in self._cursors])
         return elements if self._pack is None else self._pack(elements)
 
     def next_block(self, count: int) -> Block | None:

@@ -96,59 +96,59 @@ def _draw(buffer: list[Any], number: float) -> Any:
 class _ShuffleCursor(Cursor):
     """A pass over elements that come one by one.
 
-    The state does not hold the elements of the buffer but their numbers, and the state of
-    the input at a point before the oldest of them, from which they are read again.
+    A state does not hold the elements of the buffer but their numbers, with the state of
+    the input before the oldest of them, from which they are read again. That is noted
+    every so many draws (`_base`); in between a state adds the draws made since.
     """
 
     def __init__(self, shuffle: Shuffle, path: Path, state: State) -> None:
         self._size = shuffle.buffer_size or math.inf
         self._buffer: list[tuple[int, Any]] = []
-        start, first, numbers, self._read, self._drawn = state or (None, 0, [], 0, 0)
+        self._base, drawn_since = state or ([None, 0, [], 0, 0], 0)
+        start, first, numbers, self._read, self._drawn = self._base
         self._inner = open_cursor(shuffle.input, path, start)
         self._draws = _draws(shuffle.key(path), self._drawn)
-        self._snapshots: list[tuple[int, State]] = [(first, start)]
+        self._marks: list[tuple[int, State]] = [(first, start)]
         self._ended = False
-        if numbers:
-            kept = dict.fromkeys(numbers)
-            for number in range(first, self._read):
-                element = next(self._inner)
-                if number in kept:
-                    kept[number] = element
-            self._buffer = list(kept.items())
-        else:
-            self._inner.skip(self._read - first)
+        kept = dict.fromkeys(numbers)
+        for number in range(first, self._read):
+            element = next(self._inner)
+            if number in kept:
+                kept[number] = element
+        self._buffer = list(kept.items())
+        self.skip(drawn_since)
 
     def _fill(self) -> None:
         while len(self._buffer) < self._size and not self._ended:
-            last = self._snapshots[-1][0]
-            if self._read > last and self._read - last >= min(self._size, _CHUNK):
-                self._snapshots.append((self._read, self._inner.state()))
+            last = self._marks[-1][0]
+            if self._read - last >= min(self._size, _CHUNK):
+                self._marks.append((self._read, self._inner.state()))
             try:
                 self._buffer.append((self._read, next(self._inner)))
                 self._read += 1
             except StopIteration:
                 self._ended = True
-        if len(self._snapshots) > 64:
-            self._forget()
 
-    def _forget(self) -> None:
-        """Drops the snapshots that no element in the buffer needs any more."""
-        oldest = min((n for n, _ in self._buffer), default=self._read)
-        needed = [s for s in self._snapshots if s[0] > oldest]
-        self._snapshots = [*self._snapshots[: -len(needed) or None][-1:], *needed]
+    def _note(self) -> None:
+        """Makes a new base, and drops the marks that no element of the buffer needs."""
+        numbers = [number for number, _ in self._buffer]
+        oldest = min(numbers, default=self._read)
+        while len(self._marks) > 1 and self._marks[1][0] <= oldest:
+            self._marks.pop(0)
+        first, start = self._marks[0]
+        self._base = [start, first, numbers, self._read, self._drawn]
 
     def __next__(self) -> Any:
         self._fill()
         if not self._buffer:
             raise StopIteration
+        if self._drawn - self._base[-1] >= max(len(self._buffer), _CHUNK):
+            self._note()
         self._drawn += 1
         return _draw(self._buffer, next(self._draws))[1]
 
     def state(self) -> State:
-        self._forget()
-        first, start = self._snapshots[0]
-        numbers = [number for number, _ in self._buffer]
-        return [start, first, numbers, self._read, self._drawn]
+        return [self._base, self._drawn - self._base[-1]]
 
     def close(self) -> None:
         self._inner.close()
