@@ -31,7 +31,7 @@ _DANGEROUS = frozenset(
     """random empty empty_like load save savez savez_compressed savetxt loadtxt genfromtxt
     fromfile memmap frompyfunc vectorize seterr seterrcall setbufsize ctypeslib
     copyto put place putmask fill_diagonal put_along_axis out fill sort partition itemset
-    setfield setflags resize tofile dump""".split()
+    setfield setflags resize tofile dump at""".split()
 )
 _PLAIN = (
     int
@@ -93,7 +93,11 @@ def _has_effects(code: types.CodeType) -> bool:
     is_loop = code.co_name in ("<listcomp>", "<dictcomp>", "<setcomp>", "<genexpr>")
     if code.co_exceptiontable and not is_loop:
         return True  # `try` and `with` may hide what we have to see
+    if any(isinstance(c, tuple) and "out" in c for c in code.co_consts):
+        return True  # a call with `out=...`
     for op in dis.get_instructions(code):
+        if op.opname == "BINARY_OP" and op.argrepr.endswith("="):
+            return True  # `x += 1` may change what others hold
         is_own = op.opname == "STORE_DEREF" and op.argval in code.co_cellvars
         is_step = op.opname == "YIELD_VALUE" and is_loop
         if op.opname in _EFFECTS and not is_own and not is_step:

@@ -67,7 +67,14 @@ def static_rows(spec: PyTree) -> int | None:
 
 def slices(tensors: PyTree, label: str = "from_tensor_slices") -> Slices:
     """The rows of all arrays in `tensors`, which must be equally many."""
-    arrays = map_leaves(lambda leaf: np.asarray(to_array(leaf)).view(), tensors)
+    arrays = map_leaves(
+        lambda leaf: (
+            np.ascontiguousarray(to_array(leaf)).view()
+            if np.ndim(leaf)
+            else np.asarray(to_array(leaf))
+        ),
+        tensors,
+    )
     leaves = leaves_of(arrays)
     if not leaves:
         raise ValueError("`from_tensor_slices` needs at least one array.")

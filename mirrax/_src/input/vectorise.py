@@ -72,9 +72,10 @@ class Lanes(NDArrayOperatorsMixin):
 
     @classmethod
     def of(cls, array: np.ndarray) -> Lanes:
-        if array.dtype.hasobject:
+        # Complex numbers: NumPy computes with scalars in another way than with arrays.
+        if array.dtype.hasobject or array.dtype.kind == "c":
             raise CannotVectorise
-        return cls(array)
+        return cls(np.ascontiguousarray(array))
 
     # What one row looks like ---------------------------------------------------------
 
@@ -119,11 +120,24 @@ class Lanes(NDArrayOperatorsMixin):
         self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any
     ) -> Any:
         known = kwargs.keys() <= {"dtype", "casting"}
-        if method != "__call__" or ufunc.signature is not None or not known:
+        refused = ufunc.signature is not None or ufunc in (np.power, np.float_power)
+        if method != "__call__" or refused or not known:
             raise CannotVectorise
+        if ufunc not in _EXACT and not all(map(_is_contiguous, inputs)):
+            raise CannotVectorise  # NumPy's loops for strides may give other last bits
         rank = max(_rank(value) for value in inputs)
         result = ufunc(*(_aligned(value, rank) for value in inputs), **kwargs)
         return tuple(map(Lanes, result)) if ufunc.nout > 1 else Lanes(result)
+
+    def __pow__(self, exponent: Any) -> Lanes:
+        # NumPy has a way of its own for `x ** 2`, and another one for scalars.
+        is_plain = isinstance(exponent, int | float) and self.shape
+        if not is_plain or not _is_contiguous(self):
+            raise CannotVectorise
+        return Lanes(self.array**exponent)
+
+    def __rpow__(self, base: Any) -> Lanes:
+        raise CannotVectorise
 
     def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         known = _FUNCTIONS.get(func)
@@ -179,6 +193,22 @@ class Lanes(NDArrayOperatorsMixin):
         return _reduce(np.mean, self, axis, keepdims, dtype=dtype)
 
 
+# Functions with one right answer, whatever loop NumPy takes.
+_EXACT = {
+    getattr(np, name)
+    for name in """add subtract multiply true_divide floor_divide remainder fmod negative positive
+    absolute fabs sqrt square sign equal not_equal less less_equal greater greater_equal
+    logical_and logical_or logical_xor logical_not bitwise_and bitwise_or bitwise_xor invert
+    left_shift right_shift floor ceil rint trunc minimum maximum fmin fmax isnan isinf isfinite
+    signbit copysign""".split()
+}
+
+
+def _is_contiguous(value: Any) -> bool:
+    array = value.array if isinstance(value, Lanes) else value
+    return not isinstance(array, np.ndarray) or array.flags.c_contiguous
+
+
 def _rank(value: Any) -> int:
     return value.ndim if isinstance(value, Lanes) else np.ndim(value)
 
@@ -195,7 +225,9 @@ def _aligned(value: Any, rank: int) -> Any:
 def _reduce(
     reduce: Any, lanes: Lanes, axis: Any, keepdims: bool, **kwargs: Any
 ) -> Lanes:
-    array = np.ascontiguousarray(lanes.array)
+    array = lanes.array
+    if not _is_contiguous(array):
+        raise CannotVectorise  # sums follow the order of memory
     if axis is None and not keepdims:
         # As NumPy sums a whole array: in the order of its memory.
         return Lanes(reduce(array.reshape(len(array), -1), axis=1, **kwargs))
