@@ -20,6 +20,7 @@ TOLERANCE = {"float16": 1e-2, "bfloat16": 1e-2}
 OP_ERRORS = {
     "InvalidArgumentError": {"ValueError", "TypeError"},
     "UnimplementedError": {"ValueError", "TypeError"},
+    "NotFoundError": {"FileNotFoundError"},
 }
 
 
@@ -75,6 +76,8 @@ def same(expected: Any, actual: Any) -> bool:
 
 def _error_name(error: type) -> str:
     """The class that an `except` clause written for TensorFlow would name."""
+    if error.__module__ == "mirrax.errors":
+        return error.__name__
     ours = ("mirrax", "jax", "jaxlib")
     known = (c for c in error.__mro__ if c.__module__.partition(".")[0] not in ours)
     return next(known).__name__

@@ -1,11 +1,14 @@
 """mirrax's side of `api`."""
 
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 import mirrax as mx
 
-from .neutral import attempt, class_name, copies, fails  # noqa: F401
+from .neutral import *  # noqa: F403
 
 distribute = mx.distribute
 Variable = mx.Variable
@@ -23,10 +26,33 @@ stack = jnp.stack
 concat = jnp.concatenate
 cast = jnp.asarray
 
+# For functions that a dataset calls: its elements are NumPy's.
+ops = SimpleNamespace(
+    cast=lambda x, dtype: np.asarray(x).astype(dtype),
+    constant=lambda x: np.asarray(jnp.asarray(x)),
+    fill=np.full,
+    sum=lambda x: np.sum(x, dtype=x.dtype),
+    size=np.size,
+    number=lambda x: np.float32(x),
+    decode=np.frombuffer,
+)
+int64, float32, string = "int64", "float32", "string"
+
+
+def __getattr__(name):
+    """The newer names, once mirrax has them."""
+    if name in ("data", "errors", "io", "TensorSpec"):
+        return getattr(mx, name)
+    raise AttributeError(name)
+
 
 def mirrored(num_replicas, **kwargs):
     devices = [f"CPU:{index}" for index in range(num_replicas)]
     return mx.distribute.MirroredStrategy(devices, **kwargs)
+
+
+def mirrored_v1(num_replicas):
+    return mirrored(num_replicas)
 
 
 def one_device():
@@ -47,6 +73,11 @@ def per_replica(strategy, *parts, dtype="float32"):
     )
 
 
+def rows(value):
+    """The rows of a ragged value; the values if it is one row."""
+    return plain(value.to_list() if hasattr(value, "to_list") else value)  # noqa: F405
+
+
 def gradient(fn, x):
     return jax.grad(fn)(x)
 
@@ -56,6 +87,10 @@ def variable_gradients(fn, variables):
 
 
 def function(fn):
+    return mx.function(fn)
+
+
+def function_with_loop(fn):
     return mx.function(fn)
 
 

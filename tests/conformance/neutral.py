@@ -1,6 +1,7 @@
 """The part of `api` that needs no array library: it is the same for both."""
 
 from collections.abc import Callable
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -31,3 +32,78 @@ def to_numpy(value: Any) -> np.ndarray:
 
 def class_name(value: Any) -> str:
     return type(value).__name__
+
+
+def brief(value: Any, *, wide: bool = True) -> Any:
+    """A structure of arrays in few words: `{"int64[2]": [1, 2]}` for each.
+
+    Without `wide`, 64-bit types count as 32-bit ones, because JAX has no others.
+    """
+    if isinstance(value, dict):
+        return {str(key): brief(part, wide=wide) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [brief(part, wide=wide) for part in value]
+    if value is None or isinstance(value, BaseException):
+        return value
+    array = to_numpy(value)
+    dtype = "string" if array.dtype.kind in "SUO" else array.dtype.name
+    shape = ",".join(map(str, array.shape))
+    dtype = dtype if wide else dtype.replace("64", "32")
+    return {f"{dtype}[{shape}]": _plain(array.tolist())}
+
+
+def elements(dataset: Any, limit: int = 100) -> list:
+    """The elements of a dataset, with their exact types."""
+    return [brief(element) for element in islice(dataset.as_numpy_iterator(), limit)]
+
+
+def numbers(dataset: Any, limit: int = 100) -> list:
+    """The elements of a dataset as plain numbers, strings and lists."""
+    return [plain(element) for element in islice(dataset.as_numpy_iterator(), limit)]
+
+
+def plain(value: Any) -> Any:
+    """A structure of arrays as plain numbers, strings and lists."""
+    if isinstance(value, dict):
+        return {str(key): plain(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(part) for part in value]
+    return None if value is None else _plain(to_numpy(value).tolist())
+
+
+def spec(value: Any) -> Any:
+    """An element_spec, or that of a dataset: `[shape, dtype]` for each component."""
+    value = getattr(value, "element_spec", value)
+    if isinstance(value, dict):
+        return {str(key): spec(part) for key, part in value.items()}
+    parts = getattr(value, "values", getattr(value, "_value_specs", None))
+    if isinstance(parts, tuple):
+        return {"replicas": [spec(part) for part in parts]}
+    if isinstance(value, list | tuple):
+        return [spec(part) for part in value]
+    if not hasattr(value, "shape"):
+        return class_name(value)
+    unknown = value.shape is None or getattr(value.shape, "rank", 0) is None
+    shape = "unknown" if unknown else [d if d is None else int(d) for d in value.shape]
+    dtype = value.dtype if hasattr(value.dtype, "name") else np.dtype(value.dtype)
+    return [shape, "string" if dtype.name in ("object", "bytes") else dtype.name]
+
+
+def local_results(strategy: Any, value: Any) -> list:
+    """What each replica has of a value."""
+    parts = strategy.experimental_local_results(value)
+    return [brief(part, wide=False) for part in parts]
+
+
+def steps(strategy: Any, distributed: Any, limit: int = 20) -> list:
+    """What each replica gets at each step of a distributed dataset."""
+    batches = islice(iter(distributed), limit)
+    return [local_results(strategy, batch) for batch in batches]
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_plain(part) for part in value]
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "backslashreplace")
+    return value

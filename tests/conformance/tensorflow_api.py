@@ -5,9 +5,11 @@ import os
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
 
+from types import SimpleNamespace
+
 import tensorflow as tf
 
-from .neutral import attempt, class_name, copies, fails  # noqa: F401
+from .neutral import *  # noqa: F403
 
 tf.get_logger().setLevel("ERROR")
 tf.config.set_logical_device_configuration(
@@ -31,10 +33,32 @@ concat = tf.concat
 square = tf.square
 cast = tf.cast
 
+data = tf.data
+errors = tf.errors
+io = tf.io
+TensorSpec = tf.TensorSpec
+int64, float32, string = tf.int64, tf.float32, tf.string
+
+# For functions that a dataset calls: there mirrax has NumPy.
+ops = SimpleNamespace(
+    cast=tf.cast,
+    constant=tf.constant,
+    fill=tf.fill,
+    sum=tf.reduce_sum,
+    size=tf.size,
+    number=tf.strings.to_number,
+    decode=tf.io.decode_raw,
+)
+
 
 def mirrored(num_replicas, **kwargs):
     devices = [f"CPU:{index}" for index in range(num_replicas)]
     return tf.distribute.MirroredStrategy(devices, **kwargs)
+
+
+def mirrored_v1(num_replicas):
+    devices = [f"CPU:{index}" for index in range(num_replicas)]
+    return tf.compat.v1.distribute.MirroredStrategy(devices)
 
 
 def one_device():
@@ -55,6 +79,15 @@ def per_replica(strategy, *parts, dtype="float32"):
     )
 
 
+def rows(value):
+    """The rows of a sparse or ragged value; the values if it is one row."""
+    if isinstance(value, tf.SparseTensor) and value.shape.rank == 1:
+        return plain(value.values)  # noqa: F405
+    if isinstance(value, tf.SparseTensor):
+        value = tf.RaggedTensor.from_sparse(value)
+    return plain(value.to_list() if hasattr(value, "to_list") else value)  # noqa: F405
+
+
 def gradient(fn, x):
     with tf.GradientTape() as tape:
         tape.watch(x)
@@ -70,6 +103,10 @@ def variable_gradients(fn, variables):
 
 def function(fn):
     return tf.function(fn, autograph=False)
+
+
+def function_with_loop(fn):
+    return tf.function(fn, autograph=True)
 
 
 def compile_if(engine, fn):

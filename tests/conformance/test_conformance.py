@@ -22,8 +22,8 @@ RECORDED = {
 
 ROWS = """
 1.1 1.2 1.4 2.1 2.2 2.3 2.4 3.1 3.2 3.3 3.4 3.5 3.6 4.1 4.2 4.3 4.4 4.5
-5.1 5.2 5.3 5.4 5.5 5.6 5.7 5.8 5.9 5.10 6.1 6.2 6.3 6.4
-12.1 12.3 12.4 12.5 12.6 12.7 12.8 12.9 12.10 12.11
+5.1 5.2 5.3 5.4 5.5 5.6 5.7 5.8 5.9 5.10 6.1 6.2 6.3 6.4 7.1 7.3 7.4 7.5 7.6
+12.1 12.3 12.4 12.5 12.6 12.7 12.8 12.9 12.10 12.11 12.12 12.14 12.15
 """.split()
 # TensorFlow has no 1.3 (when JAX's backend starts) and no 2.5 (JAX's collectives).
 
@@ -52,6 +52,7 @@ def test_every_scenario_is_recorded_and_every_recording_has_its_scenario():
     recorded = {
         (path.stem, name, engine)
         for path in record.RECORDED.glob("*.json")
+        if path.stem != "workers"
         for name, answers in json.loads(path.read_text())["answers"].items()
         for engine in answers
     }
