@@ -15,6 +15,8 @@ import platform
 import random
 import subprocess
 import sys
+import tempfile
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -127,15 +129,67 @@ def run_python(
 ) -> Any:
     """The JSON that a script prints as its last line, run in a process of its own."""
     command = [python, *arguments]
-    # This process may hold most of a GPU's memory already.
-    environment = {**os.environ, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
     done = subprocess.run(
-        command, capture_output=True, text=True, timeout=timeout, env=environment
+        command, capture_output=True, text=True, timeout=timeout, env=_environment()
     )
     if done.returncode:
         last = "\n".join(done.stderr.splitlines()[-20:])
         raise RuntimeError(f"{' '.join(command[1:])} failed:\n{last}")
     return json.loads(done.stdout.splitlines()[-1])
+
+
+def is_installed(python: str, *modules: str) -> bool:
+    """Whether an interpreter finds all of these modules."""
+    code = "import importlib.util as u, sys; sys.exit(not all(map(u.find_spec, sys.argv[1:])))"
+    return subprocess.run([python, "-c", code, *modules]).returncode == 0
+
+
+class Rival:
+    """A script in a process of its own that does a piece of work whenever it is asked.
+
+    It reads the name of the work as a line and prints JSON as one when it is done.
+    """
+
+    def __init__(self, arguments: Sequence[str], python: str = sys.executable) -> None:
+        self._name = " ".join(arguments)
+        self._errors = tempfile.TemporaryFile("w+")
+        self._process = subprocess.Popen(
+            [python, *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+            env=_environment(),
+        )
+
+    def ask(self, work: str, timeout: float = 300) -> Any:
+        """The answer; a process that gives none in time is ended."""
+        deadline = threading.Timer(timeout, self._process.kill)
+        deadline.start()
+        assert self._process.stdin and self._process.stdout
+        try:
+            self._process.stdin.write(f"{work}\n")
+            self._process.stdin.flush()
+            return json.loads(self._process.stdout.readline())
+        except (OSError, ValueError):
+            self._errors.seek(0)
+            last = "".join(self._errors.readlines()[-20:])
+            raise RuntimeError(f"{self._name} failed at {work!r}:\n{last}") from None
+        finally:
+            deadline.cancel()
+
+    def close(self) -> None:
+        assert self._process.stdin
+        self._process.stdin.close()
+        try:
+            self._process.wait(timeout=20)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+
+
+def _environment() -> dict[str, str]:
+    # This process may hold most of a GPU's memory already.
+    return {**os.environ, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
 
 
 # Results ------------------------------------------------------------------------------

@@ -18,7 +18,19 @@ from typing import Any
 from common import CHECK_HEADER, Check, print_table
 
 HERE = Path(__file__).resolve().parent
-SCRIPTS = ("steps", "host_time", "first_step", "many_variables", "packing", "uneven")
+SCRIPTS = (
+    "steps",
+    "host_time",
+    "first_step",
+    "many_variables",
+    "packing",
+    "uneven",
+    "input",
+)
+RIVALS = {
+    "steps": ("tensorflow", "torch"),
+    "input": ("tensorflow", "torch", "grain"),
+}
 
 
 def main() -> int:
@@ -32,8 +44,9 @@ def main() -> int:
     )
     options.add_argument("--quick", action="store_true", help="few, short rounds")
     options.add_argument("--replicas", type=int, metavar="N")
-    options.add_argument("--tensorflow", metavar="PYTHON", help="for steps.py")
-    options.add_argument("--torch", metavar="PYTHON", help="for steps.py")
+    for rival in RIVALS["input"]:
+        scripts = " and ".join(f"{s}.py" for s in SCRIPTS if rival in RIVALS.get(s, ()))
+        options.add_argument(f"--{rival}", metavar="PYTHON", help=f"for {scripts}")
     options.add_argument("--json", type=Path, metavar="FILE", help="write results here")
     given = options.parse_args()
     results, failed = [], []
@@ -61,10 +74,9 @@ def run(script: str, given: argparse.Namespace) -> dict[str, Any] | None:
         command += ["--quick"] * given.quick
         if given.replicas:
             command += ["--replicas", str(given.replicas)]
-        if script == "steps":
-            for rival in ("tensorflow", "torch"):
-                if python := getattr(given, rival):
-                    command += [f"--{rival}", python]
+        for rival in RIVALS.get(script, ()):
+            if python := getattr(given, rival):
+                command += [f"--{rival}", python]
         code = subprocess.run(command).returncode
         print(f"== {script}.py took {time.perf_counter() - start:.0f} s\n", flush=True)
         return json.loads(file.read_text()) if code == 0 else None

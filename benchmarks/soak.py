@@ -1,18 +1,21 @@
-"""Does a long training loop on logical CPUs ever stop?
+"""Does a long training loop on logical CPUs ever stop, or its input ever grow?
 
 XLA's CPU collectives can dead-lock when their thread pool is too small. Thousands of
 steps of both MLPs on 2, 4 and 8 logical CPUs, dispatched without waiting, with fresh
-NumPy input every step and nothing set in the environment. Each configuration is a
-process of its own, which is ended when it has run for too long.
+NumPy input every step and nothing set in the environment. Then 20 epochs of 500 batches
+of a distributed dataset, which may not need more memory than the first three. Each
+configuration is a process of its own, which is ended when it has run for too long.
 """
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import jax
 import numpy as np
 from common import cpu_devices, parser, print_table
 from models import MODELS
@@ -22,6 +25,9 @@ import mirrax as mx
 
 DEVICES = (2, 4, 8)
 PROGRESS_EVERY = 100
+WARM_EPOCHS = 3
+# What memory may grow by after them: a share, and a number of bytes.
+GROWTH = 0.05, 20e6
 
 
 def main() -> int:
@@ -31,24 +37,33 @@ def main() -> int:
         "--limit", type=float, default=900, help="seconds for a configuration"
     )
     options.add_argument("--model", choices=MODELS, help="train, in this process")
+    options.add_argument(
+        "--input", action="store_true", help="read a dataset, in this process"
+    )
     given = options.parse_args()
     steps = given.steps or (50 if given.quick else 2000)
+    epochs, batches = (6, 100) if given.quick else (20, 500)
     if given.model:
         return train(given.model, given.replicas, steps)
+    if given.input:
+        return read(given.replicas, epochs, batches)
     rows = []
     for model in ("small", "large"):
         for count in DEVICES:
-            rows.append(soak(model, count, steps, given.limit))
-            print(" ".join(map(str, rows[-1])), flush=True)
+            what = ["--model", model, "--replicas", str(count), "--steps", str(steps)]
+            rows.append(soak(MODELS[model].name, count, steps, what, given.limit))
+    what = ["--input", "--replicas", str(given.replicas), *["--quick"] * given.quick]
+    rows.append(soak("input", given.replicas, epochs * batches, what, given.limit))
     print()
     print_table(("model", "devices", "steps", "seconds", "outcome"), rows)
     return int(any(row[-1] != "ok" for row in rows))
 
 
-def soak(model: str, count: int, steps: int, limit: float) -> list[object]:
+def soak(
+    name: str, count: int, steps: int, arguments: list[str], limit: float
+) -> list[object]:
     """One configuration; its outcome is `ok` or what went wrong."""
-    command = [sys.executable, str(Path(__file__).resolve()), "--model", model]
-    command += ["--replicas", str(count), "--steps", str(steps)]
+    command = [sys.executable, str(Path(__file__).resolve()), *arguments]
     start = time.perf_counter()
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=limit)
@@ -62,7 +77,9 @@ def soak(model: str, count: int, steps: int, limit: float) -> list[object]:
         last = log.splitlines()[-1] if log else "no step"
         outcome += f" (last seen: {last})"
         print(errors[-4000:], file=sys.stderr)
-    return [MODELS[model].name, count, steps, round(seconds, 1), outcome]
+    row = [name, count, steps, round(seconds, 1), outcome]
+    print(" ".join(map(str, row)), flush=True)
+    return row
 
 
 def train(name: str, count: int, steps: int) -> int:
@@ -79,6 +96,30 @@ def train(name: str, count: int, steps: int) -> int:
     total = sum(float(np.asarray(part).sum()) for part in parts)
     print(f"all {steps} steps done, loss {total:.4f}", flush=True)
     return 0 if np.isfinite(total) else 1
+
+
+def read(count: int, epochs: int, batches: int, batch_size: int = 256) -> int:
+    """Reads a dataset in this process; fails if its memory grows."""
+    strategy = mx.distribute.MirroredStrategy(cpu_devices(count))
+    rows = batches * batch_size
+    numbers = np.arange(rows, dtype=np.float32)
+    x = np.broadcast_to(numbers[:, None], (rows, 64)).copy()
+    dataset = mx.data.Dataset.from_tensor_slices((x, numbers)).shuffle(rows)
+    dataset = dataset.map(lambda x, y: (x / rows, y)).batch(batch_size).prefetch(2)
+    distributed = strategy.experimental_distribute_dataset(dataset)
+    for epoch in range(epochs):
+        for batch in distributed:
+            jax.block_until_ready(batch)
+        print(f"epoch {epoch}: {_resident_bytes() / 1e6:.0f} MB", flush=True)
+        if epoch == WARM_EPOCHS - 1:
+            before = _resident_bytes()
+    share, margin = GROWTH
+    return int(_resident_bytes() > before * (1 + share) + margin)
+
+
+def _resident_bytes() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def _text(output: bytes | str | None) -> str:

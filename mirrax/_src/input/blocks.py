@@ -8,7 +8,7 @@ elements are stacked, so `batch` and what comes after it see blocks always.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -210,11 +210,26 @@ class Block:
     def value(self) -> PyTree:
         return self.table.rows(self.index)
 
+    def elements(self) -> Iterator[PyTree]:
+        """The rows one by one; looked up all at once where they lie in memory."""
+        if isinstance(self.table, Singles):
+            return (self.table.row(int(i)) for i in self.index)
+        return rows_of(self.value(), len(self.index))
+
     @property
     def is_fresh(self) -> bool:
         """Whether looking it up gives arrays that nobody else holds."""
         is_ours = getattr(self.table, "is_ours", False)
         return is_ours or isinstance(self.index, np.ndarray)
+
+
+def rows_of(stacked: PyTree, count: int) -> Iterator[PyTree]:
+    """The rows of stacked arrays."""
+    if isinstance(stacked, np.ndarray):
+        return iter(stacked)
+    if type(stacked) is tuple and all(isinstance(a, np.ndarray) for a in stacked):
+        return zip(*stacked)
+    return (map_leaves(lambda a, i=i: a[i], stacked) for i in range(count))
 
 
 def value_of(element: Any) -> PyTree:

@@ -502,9 +502,10 @@ class Dataset:
             buffer_size: How many; `AUTOTUNE` is 2, 0 is none.
             name: Unused, as in TensorFlow's eager mode.
         """
+        buffer_size = _integer(buffer_size, "buffer_size")
         if buffer_size < 0 and buffer_size != AUTOTUNE:
             raise ValueError(f"`buffer_size` cannot be negative, got {buffer_size}.")
-        size = 2 if buffer_size == AUTOTUNE else int(buffer_size)
+        size = 2 if buffer_size == AUTOTUNE else buffer_size
         return self._then(Prefetch(self.node, size))
 
     # Options -----------------------------------------------------------------------------

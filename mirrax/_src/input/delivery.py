@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import jax
-import numpy as np
 
 from mirrax._src.base.mesh import ReplicaMesh
 from mirrax._src.base.values import PerReplica, Stacked, to_device
@@ -15,8 +14,8 @@ from mirrax._src.input.structure import (
     PyTree,
     StructureError,
     check_leaves,
-    empty,
     map_leaves,
+    own,
     show,
 )
 
@@ -73,15 +72,7 @@ def _own(part: Any) -> PyTree:
     """A part's arrays in memory that nobody else holds, which a device may take over."""
     value = value_of(part)
     is_fresh = isinstance(part, Block) and part.is_fresh
-    return value if is_fresh else map_leaves(_copy, value)
-
-
-def _copy(array: Any) -> Any:
-    if not isinstance(array, np.ndarray):
-        return array
-    out = empty(array.shape, array.dtype)
-    out[...] = array
-    return out
+    return value if is_fresh else map_leaves(own, value)
 
 
 def _regrouped(*parts: Any) -> Any:

@@ -221,6 +221,7 @@ class DistributedIterator(IteratorBase):
         self._delivered = 0
         self._start: Any = None
         self._opened: Cursor | None = None
+        self._is_closed = False
 
     @property
     def _cursor(self) -> Cursor:
@@ -245,10 +246,12 @@ class DistributedIterator(IteratorBase):
 
     def __next__(self) -> PyTree:
         _check_place("next")
+        if self._is_closed:
+            raise StopIteration
         try:
             element = next(self._cursor)
         except StopIteration:
-            self._closer()
+            self.close()
             raise
         self._delivered += 1
         return element
@@ -294,12 +297,14 @@ class DistributedIterator(IteratorBase):
         self._path = tuple(state["path"])
         self._passes.resume(self._path[0])
         self._delivered = state["delivered"]
-        self._start, self._opened = state["position"], None
+        self._start, self._is_closed = state["position"], False
 
     def close(self) -> None:
         """Ends the pass: its threads and files."""
         if self._opened is not None:
+            self._start = self._opened.state()
             self._closer()
+        self._opened, self._is_closed = None, True
 
     def __repr__(self) -> str:
         return f"<mx.distribute.DistributedIterator over {self._dataset!r}>"

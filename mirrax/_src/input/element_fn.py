@@ -19,6 +19,7 @@ class ElementFn:
     fn: Callable[..., Any]
     what: str
     may_vectorise: bool | None = None  # None: not tried yet
+    pools: dict[int, Any] = dataclasses.field(default_factory=dict)  # of processes
 
     def __call__(self, element: PyTree) -> PyTree:
         """The function's result as an element."""

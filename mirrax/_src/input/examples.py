@@ -53,6 +53,8 @@ def _fields(data: bytes, at: int, end: int) -> Iterator[tuple[int, int, Any, int
             yield number, wire, value, at
         elif wire in (_FIXED32, _FIXED64):
             size = 4 if wire == _FIXED32 else 8
+            if at + size > end:
+                raise IndexError
             yield number, wire, at, at + size
             at += size
         else:
@@ -77,7 +79,8 @@ def decode_example(record: bytes) -> dict[str, np.ndarray]:
             for inner, wire, start, stop in _fields(record, at, end):
                 if inner == 1 and wire == _BYTES:
                     name, feature = _entry(record, start, stop)
-                    found[name] = feature
+                    if feature is not None:
+                        found[name] = feature
     except (IndexError, UnicodeDecodeError, ValueError) as error:
         raise ValueError(
             f"A record of {len(record)} bytes is no `tf.train.Example`: it cannot be decoded."
@@ -85,8 +88,9 @@ def decode_example(record: bytes) -> dict[str, np.ndarray]:
     return found
 
 
-def _entry(data: bytes, at: int, end: int) -> tuple[str, np.ndarray]:
-    name, feature = "", np.empty(0, object)
+def _entry(data: bytes, at: int, end: int) -> tuple[str, np.ndarray | None]:
+    """A feature and its name; one without any list is as good as missing."""
+    name, feature = "", None
     for number, wire, start, stop in _fields(data, at, end):
         if number == 1 and wire == _BYTES:
             name = data[start:stop].decode()
@@ -150,6 +154,10 @@ def encode_example(features: Mapping[str, Any]) -> bytes:
         elif array.dtype.kind == "f" or array.dtype.name == "bfloat16":
             kind, body = 2, _field(1, array.astype("<f4").tobytes())
         elif array.dtype.kind in "iub":
+            if array.dtype == np.uint64 and array.size and array.max() >= 2**63:
+                raise ValueError(
+                    f"Feature {name!r} holds {array.max()}, which does not fit into int64."
+                )
             numbers = array.ravel().astype(np.int64).view(np.uint64).tolist()
             kind, body = 3, _field(1, b"".join(map(_encode_varint, numbers)))
         else:
@@ -384,19 +392,18 @@ def _check_feature(key: str, feature: Any) -> Any:
 def _parse(found: dict[str, np.ndarray], key: str, feature: Any, where: str) -> Any:
     name = getattr(feature, "value_key", None) or key
     values = found.get(name)
-    is_missing = values is None or (not len(values) and values.dtype == object)
-    if not is_missing and values.dtype != feature.dtype:  # type: ignore[union-attr]
+    if values is not None and values.dtype != feature.dtype:
         raise ValueError(
-            f"Feature {name!r}{where} is {dtype_name(values.dtype)}, "  # type: ignore[union-attr]
+            f"Feature {name!r}{where} is {dtype_name(values.dtype)}, "
             f"not {dtype_name(feature.dtype)}. The record has: {_show(found)}."
         )
     if not isinstance(feature, FixedLenFeature):
-        values = np.empty(0, feature.dtype) if is_missing else values
+        values = np.empty(0, feature.dtype) if values is None else values
         if isinstance(feature, FixedLenSequenceFeature):
-            return _sequence(values, feature, name, where)  # type: ignore[arg-type]
+            return _sequence(values, feature, name, where)
         return values
     size = int(np.prod(feature.shape))
-    if values is None or (not len(values) and size):
+    if values is None:
         if feature.default_value is None:
             raise ValueError(
                 f"Feature {name!r}{where} is missing and has no default value. The record has: "

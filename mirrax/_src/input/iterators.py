@@ -148,6 +148,7 @@ class Iterator(IteratorBase):
         self._path = (passes.start(),)
         self._start: Any = None
         self._opened: Cursor | None = None
+        self._is_closed = False
 
     @property
     def _cursor(self) -> Cursor:
@@ -166,10 +167,12 @@ class Iterator(IteratorBase):
         if context.current().frame is not None:
             # An element that a traced function took would become a constant of its program.
             raise RunEagerly("a function that takes elements of a dataset")
+        if self._is_closed:
+            raise StopIteration
         try:
             return value_of(next(self._cursor))
         except StopIteration:
-            self._closer()
+            self.close()
             raise
 
     def get_state(self) -> dict[str, Any]:
@@ -191,12 +194,14 @@ class Iterator(IteratorBase):
         self.close()
         self._path = tuple(state["path"])
         self._passes.resume(self._path[0])
-        self._start, self._opened = state["position"], None
+        self._start, self._is_closed = state["position"], False
 
     def close(self) -> None:
         """Ends the pass: its threads and files."""
         if self._opened is not None:
+            self._start = self._opened.state()
             self._closer()
+        self._opened, self._is_closed = None, True
 
     def __repr__(self) -> str:
         return f"<mx.data.Iterator over {self._node.describe()}>"

@@ -12,6 +12,7 @@ path in a saved state brings an order back.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import operator
@@ -108,6 +109,10 @@ class Node:
             )
         return tuple(found)
 
+    def looking(self) -> contextlib.AbstractContextManager[Any]:
+        """A context in which a look at the first elements leaves no traces."""
+        return contextlib.nullcontext()
+
     def forget(self) -> None:
         """Drops what was kept of earlier passes, because the order has changed."""
 
@@ -184,13 +189,14 @@ def open_cursor(of: Node, path: Path, state: State = None) -> Cursor:
 
 def first_elements(of: Node, count: int = 2) -> list[PyTree]:
     """The first elements, in a pass of its own; one of zeros if there are none."""
-    cursor = open_cursor(of, (0,))
     found = []
-    try:
+    with contextlib.ExitStack() as stack:
+        for step in walk(of):
+            stack.enter_context(step.looking())
+        cursor = open_cursor(of, (0,))
+        stack.callback(cursor.close)
         for element in itertools.islice(cursor, count):
             found.append(value_of(element))
-    finally:
-        cursor.close()
     return found or [zeros_like(of.spec())]
 
 

@@ -6,12 +6,11 @@ where the next one starts: restoring seeks (in a compressed file: reads) to that
 
 from __future__ import annotations
 
-import gzip
 import io
 import os
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, BinaryIO
 
 from mirrax._src.base.errors import DataLossError
@@ -20,6 +19,7 @@ from mirrax._src.input.node import UNKNOWN, Cursor, Node, Path, State, node
 from mirrax._src.input.structure import PyTree, TensorSpec
 
 _BUFFER_BYTES = 1 << 18
+_LARGE_BYTES = 1 << 26
 _HEAD = struct.Struct("<QI")
 _CHECKSUM = struct.Struct("<I")
 COMPRESSIONS = ("", "GZIP", "ZLIB")
@@ -86,34 +86,48 @@ def open_stream(
 ) -> BinaryIO:
     """The (decompressed) bytes of a file."""
     try:
-        if compression == "GZIP":
-            return io.BufferedReader(gzip.open(name, "rb"), buffer_bytes)  # type: ignore[arg-type]
         raw = open(name, "rb", buffering=buffer_bytes)
     except FileNotFoundError:
         raise FileNotFoundError(
             f"There is no file {name!r} (looked in {os.getcwd()})."
         ) from None
-    if compression == "ZLIB":
-        return io.BufferedReader(_Inflating(raw), buffer_bytes)
+    if compression:
+        return io.BufferedReader(
+            _Inflating(raw, _WINDOW_BITS[compression]), buffer_bytes
+        )
     return raw
 
 
-class _Inflating(io.RawIOBase):
-    """The bytes of a zlib stream."""
+_WINDOW_BITS = {"GZIP": 31, "ZLIB": 15}
 
-    def __init__(self, raw: BinaryIO) -> None:
-        self._raw, self._inflate = raw, zlib.decompressobj()
+
+class _Inflating(io.RawIOBase):
+    """The bytes of a compressed stream; of several, one after the other, as gzip allows."""
+
+    def __init__(self, raw: BinaryIO, window_bits: int) -> None:
+        self._raw, self._bits = raw, window_bits
+        self._inflate = zlib.decompressobj(window_bits)
+        self._has_begun = False
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, out: Any) -> int:
         data = b""
-        while not data and not self._inflate.eof:
-            more = self._inflate.unconsumed_tail or self._raw.read(_BUFFER_BYTES)
-            if not more:
-                raise EOFError("the compressed stream is cut off")
-            data = self._inflate.decompress(more, len(out))
+        while not data:
+            if self._inflate.eof:
+                rest = self._inflate.unused_data or self._raw.read(_BUFFER_BYTES)
+                if not rest.strip(b"\0"):
+                    return 0
+                self._inflate = zlib.decompressobj(self._bits)
+            else:
+                rest = self._inflate.unconsumed_tail or self._raw.read(_BUFFER_BYTES)
+                if not rest:
+                    if not self._has_begun and self._bits == _WINDOW_BITS["GZIP"]:
+                        return 0  # an empty file, as gzip itself has it
+                    raise EOFError("the compressed stream is cut off")
+            self._has_begun = True
+            data = self._inflate.decompress(rest, len(out))
         out[: len(data)] = data
         return len(data)
 
@@ -123,7 +137,8 @@ class _Inflating(io.RawIOBase):
 
 
 def _skip_to(stream: Any, offset: int, name: str) -> None:
-    if isinstance(stream, io.BufferedReader) and isinstance(stream.raw, io.FileIO):
+    size = _plain_size(stream)
+    if size is not None and size >= offset:
         stream.seek(offset)
         return
     left = offset
@@ -136,11 +151,28 @@ def _skip_to(stream: Any, offset: int, name: str) -> None:
         left -= found
 
 
+def _plain_size(stream: Any) -> int | None:
+    """The bytes of a file that is not compressed."""
+    is_plain = isinstance(getattr(stream, "raw", None), io.FileIO)
+    return os.fstat(stream.fileno()).st_size if is_plain else None
+
+
 def _read(stream: BinaryIO, size: int, name: str, offset: int) -> bytes:
     try:
         return stream.read(size)
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+    except (EOFError, zlib.error) as error:
         raise _lost(name, offset, f"its compression is damaged ({error})") from error
+
+
+def _read_large(stream: BinaryIO, size: int, name: str, offset: int) -> bytes:
+    """As `_read`, for a size that a damaged file may have made up."""
+    if size <= _LARGE_BYTES:
+        return _read(stream, size, name, offset)
+    parts = []
+    while size and (part := _read(stream, min(size, _LARGE_BYTES), name, offset)):
+        parts.append(part)
+        size -= len(part)
+    return b"".join(parts)
 
 
 def _lost(name: str, offset: int, what: str) -> DataLossError:
@@ -167,7 +199,7 @@ class TFRecords:
             length, expected = _HEAD.unpack(head)
             if _masked(checksum(head[:8])) != expected:
                 raise _lost(name, offset, "the length of a record has a wrong checksum")
-            body = _read(stream, length + _CHECKSUM.size, name, offset)
+            body = _read_large(stream, length + _CHECKSUM.size, name, offset)
             if len(body) < length + _CHECKSUM.size:
                 raise _lost(
                     name,
@@ -223,7 +255,7 @@ class Lines:
                 text = line.replace(b"\r", b"")
                 if text:
                     yield text.removesuffix(b"\n"), offset
-        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        except (EOFError, zlib.error) as error:
             raise _lost(
                 name, offset, f"its compression is damaged ({error})"
             ) from error
@@ -268,9 +300,9 @@ class FixedLengths:
 
     def _check_size(self, stream: Any, name: str) -> None:
         """Raises at once if a file that is not compressed cannot be right."""
-        if not isinstance(getattr(stream, "raw", None), io.FileIO):
+        size = _plain_size(stream)
+        if size is None:
             return
-        size = os.fstat(stream.fileno()).st_size
         records = size - self.header - self.footer
         if records < 0 or records % self.record:
             raise ValueError(
@@ -327,6 +359,11 @@ class _FileDataset(Dataset):
 
 def _names(filenames: Any) -> Iterator[str]:
     single = isinstance(filenames, str | bytes | os.PathLike)
+    if not single and not isinstance(filenames, Iterable):
+        raise TypeError(
+            f"`filenames` is a file's name, a list of names or a dataset of names, got "
+            f"{filenames!r}."
+        )
     for name in [filenames] if single else filenames:
         if not isinstance(name, str | bytes | os.PathLike):
             raise TypeError(f"A file name is a string or a path, got {name!r}.")

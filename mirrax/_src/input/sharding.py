@@ -192,7 +192,8 @@ def make_plan(dataset: Dataset, share: Share, options: InputOptions) -> Plan:
         root = root.input
     asked = dataset.options().experimental_distribute.auto_shard_policy
     files = files_of(root)
-    policy, reason = _choose(asked, files, share.num_workers)
+    reads_files = any(getattr(n, "reads_files", False) for n in walk(root))
+    policy, reason = _choose(asked, files, share.num_workers, reads_files)
     rows = root.batch_size()
     own = None
     if policy is AutoShardPolicy.FILE and files is not None:
@@ -213,10 +214,15 @@ def make_plan(dataset: Dataset, share: Share, options: InputOptions) -> Plan:
 
 
 def _choose(
-    asked: AutoShardPolicy, files: tuple[str, ...] | None, num_workers: int
+    asked: AutoShardPolicy,
+    files: tuple[str, ...] | None,
+    num_workers: int,
+    reads_files: bool,
 ) -> tuple[AutoShardPolicy, str]:
     found = len(files or ())
     if asked is AutoShardPolicy.AUTO:
+        if files is None and num_workers == 1 and reads_files:
+            return AutoShardPolicy.FILE, "TensorFlow reads its files"
         if files is None:
             return AutoShardPolicy.DATA, "it does not read files"
         if found >= num_workers:

@@ -27,6 +27,7 @@ from mirrax._src.input.structure import (
     dtype_of,
     leaves_of,
     map_leaves,
+    own,
     show,
     spec_of,
     to_array,
@@ -67,21 +68,10 @@ def static_rows(spec: PyTree) -> int | None:
 
 def slices(tensors: PyTree, label: str = "from_tensor_slices") -> Slices:
     """The rows of all arrays in `tensors`, which must be equally many."""
-    arrays = map_leaves(
-        lambda leaf: (
-            np.ascontiguousarray(to_array(leaf)).view()
-            if np.ndim(leaf)
-            else np.asarray(to_array(leaf))
-        ),
-        tensors,
-    )
+    arrays = map_leaves(lambda leaf: protected(np.asarray(to_array(leaf))), tensors)
     leaves = leaves_of(arrays)
     if not leaves:
         raise ValueError("`from_tensor_slices` needs at least one array.")
-    for array in leaves:
-        array.flags.writeable = (
-            False  # of views: what users get must not change the data
-        )
     flat, _ = jax.tree_util.tree_flatten_with_path(arrays)
     for path, array in flat:
         if not array.ndim:
@@ -99,6 +89,13 @@ def slices(tensors: PyTree, label: str = "from_tensor_slices") -> Slices:
     return Slices(arrays, len(leaves[0]), label)
 
 
+def protected(array: np.ndarray) -> np.ndarray:
+    """The array in C order, seen read-only: what users get must not change the data."""
+    view = np.ascontiguousarray(array).view() if array.ndim else array.view()
+    view.flags.writeable = False
+    return view
+
+
 def single(tensors: PyTree) -> Slices:
     """The one element `tensors`."""
     element = map_leaves(to_array, tensors)
@@ -110,7 +107,7 @@ def _as_only_row(leaf: Any) -> np.ndarray:
         row = np.empty(1, object)
         row[0] = leaf
         return row
-    return np.asarray(leaf)[None]
+    return protected(np.asarray(leaf)[None])
 
 
 @node
@@ -183,7 +180,8 @@ class _GeneratorCursor(Cursor):
         else:
             element = to_element(element)
         self._count += 1
-        return element
+        # The generator may use its arrays again for the next element.
+        return map_leaves(own, element)
 
     def state(self) -> int:
         return self._count

@@ -108,7 +108,7 @@ class _ByBatchCursor(StepCursor):
     def __init__(self, owner: ByBatch, path: Path, state: State, given: int) -> None:
         self._owner = owner
         self._inner = open_cursor(owner.input, path, state)
-        self._before = state
+        self._before = self._inner.state()
         self._steps: list[Step] = []
         self._given = 0
         self._rows = owner.rows

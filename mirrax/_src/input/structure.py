@@ -158,6 +158,10 @@ def to_element(value: PyTree) -> PyTree:
     kind = type(value)
     if kind is np.ndarray and value.dtype.kind not in "US":
         return value
+    if kind is tuple:
+        return tuple([to_element(part) for part in value])
+    if isinstance(value, np.generic) and value.dtype.kind not in "US":
+        return value
     return map_leaves(to_array, value)
 
 
@@ -193,18 +197,20 @@ def _stack_list(value: list[Any]) -> np.ndarray:
     kinds = {isinstance(part, str | bytes) for part in value}
     if len(kinds) > 1:
         raise TypeError(f"A list mixes strings with other values: {value!r}.")
+    first: Any = value
+    while isinstance(first, list | tuple) and first:
+        first = first[0]
+    is_text = isinstance(first, str | bytes)
     try:
-        array = np.asarray(value)
+        # Not NumPy's fixed-width strings: they lose zeros at the end.
+        array = np.asarray(value, object if is_text else None)
     except ValueError as error:
         raise ValueError(
             f"A list is stacked into one array, and the parts of this one differ in shape: "
             f"{[np.shape(part) for part in value]}. Use a tuple for several arrays."
         ) from error
-    if array.dtype.kind in "US":
+    if is_text:
         return _encode(array)
-    first: Any = value
-    while isinstance(first, list | tuple) and first:
-        first = first[0]
     is_typed = hasattr(first, "dtype")
     if array.dtype == np.float64 and not is_typed:
         return array.astype(np.float32)
@@ -294,6 +300,15 @@ def empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     return raw[start : start + size].view(dtype).reshape(shape)
 
 
+def own(leaf: Any) -> Any:
+    """A leaf in memory of its own, which a device may take over."""
+    if not isinstance(leaf, np.ndarray):
+        return leaf
+    out = empty(leaf.shape, leaf.dtype)
+    out[...] = leaf
+    return out
+
+
 def stack_leaves(leaves: Sequence[Any]) -> np.ndarray:
     """Equal leaves of several elements in one array.
 
@@ -303,6 +318,9 @@ def stack_leaves(leaves: Sequence[Any]) -> np.ndarray:
     check_leaves(leaves)
     first = leaves[0]
     shape, dtype = shape_of(first), dtype_of(first)
+    if not shape and isinstance(first, np.generic):
+        if all(type(leaf) is type(first) for leaf in leaves):
+            return np.array(leaves, dtype)
     out = empty((len(leaves), *shape), dtype)
     for i, leaf in enumerate(leaves):
         if shape_of(leaf) != shape or dtype_of(leaf) != dtype:

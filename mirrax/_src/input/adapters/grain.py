@@ -5,13 +5,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
 from typing import Any
 
-from mirrax._src.input.adapters.external import External
+from mirrax._src.input.adapters.external import External, Pass, with_tuples
 from mirrax._src.input.dataset import Dataset
 from mirrax._src.input.node import INFINITE, UNKNOWN
-from mirrax._src.input.structure import to_element
 
 
 def adapt(source: Any) -> Dataset | None:
@@ -21,17 +19,17 @@ def adapt(source: Any) -> Dataset | None:
     if not isinstance(source, grain.MapDataset | grain.IterDataset | grain.DataLoader):
         return None
 
-    def start(path: Any, state: Any) -> tuple[Iterator[Any], Callable[[], Any]]:
+    def begin(state: Any) -> Pass:
         iterator = iter(source)
         if state is not None:
             iterator.set_state(state.encode() if isinstance(state, str) else state)
-        return iterator, lambda: _plain(iterator.get_state())
+        return Pass(iterator, None, lambda: _plain(iterator.get_state()))
 
     length = UNKNOWN
     if isinstance(source, grain.MapDataset):
         length = INFINITE if len(source) >= sys.maxsize else len(source)
     label = f"grain.{type(source).__name__}"
-    return Dataset(External(start, label, to_element, length))
+    return Dataset(External(begin, label, with_tuples, length))
 
 
 def _plain(state: Any) -> Any:

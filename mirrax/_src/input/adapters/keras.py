@@ -6,10 +6,21 @@ from __future__ import annotations
 
 from typing import Any
 
+from mirrax._src.input.adapters.external import with_tuples
 from mirrax._src.input.dataset import Dataset
-from mirrax._src.input.node import Cursor, Node, Path, State, node, open_cursor
+from mirrax._src.input.node import (
+    INFINITE,
+    Cursor,
+    Node,
+    Path,
+    State,
+    node,
+    open_cursor,
+)
 from mirrax._src.input.structure import PyTree
 from mirrax._src.input.transforms.selecting import Through
+
+_FOR_EVER = 2**62
 
 
 def adapt(source: Any) -> Dataset | None:
@@ -19,11 +30,11 @@ def adapt(source: Any) -> Dataset | None:
     if not isinstance(source, keras.utils.PyDataset):
         return None
     count = source.num_batches
-    numbers = Dataset.range(count) if count is not None else Dataset.range(2**62)
+    numbers = Dataset.range(_FOR_EVER if count is None else count)
     calls = source.workers if source.workers > 1 else None
 
     def batch(i: Any) -> PyTree:
-        return source[int(i)]
+        return with_tuples(source[int(i)])
 
     batch.__qualname__ = type(source).__name__
     return Dataset(_Epochs(numbers.map(batch, num_parallel_calls=calls).node, source))
@@ -38,6 +49,10 @@ class _Epochs(Through):
 
     def open(self, path: Path, state: State = None) -> Cursor:
         return _EpochCursor(open_cursor(self.input, path, state), self.source)
+
+    def cardinality(self) -> int:
+        size = self.input.cardinality()
+        return INFINITE if size == _FOR_EVER else size
 
     def describe(self) -> str:
         return "keras.PyDataset"

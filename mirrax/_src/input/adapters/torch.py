@@ -4,54 +4,75 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
-from mirrax._src.input.adapters.external import External, with_tuples
+import ml_dtypes
+
+from mirrax._src.input.adapters.external import External, Pass, with_tuples
 from mirrax._src.input.dataset import Dataset
 from mirrax._src.input.node import UNKNOWN
+from mirrax._src.input.structure import PyTree
 
 
 def adapt(source: Any) -> Dataset | None:
     """A `DataLoader` as ours.
 
-    PyTorch draws the order of a pass from a random generator. The generator's state at
-    the start is kept in the state of the pass, so a restored pass meets the same order.
+    PyTorch draws the order of a pass from random generators: their states at its start are
+    the pass's origin.
     """
     import torch
     from torch.utils.data import DataLoader, IterableDataset
 
     if not isinstance(source, DataLoader):
         return None
-    sampler = getattr(source, "sampler", None)
-    own = source.generator or getattr(sampler, "generator", None)
-    generator = own or torch.default_generator
+    samplers = [source, source.sampler, getattr(source.batch_sampler, "sampler", None)]
+    generators = {id(torch.default_generator): torch.default_generator}
+    for each in samplers:
+        generator = getattr(each, "generator", None)
+        if generator is not None:
+            generators[id(generator)] = generator
 
-    def start(path: Any, state: Any) -> tuple[Iterator[Any], Callable[[], Any]]:
-        count, drawn = state or (0, None)
-        if drawn is not None:
+    def save() -> list[str]:
+        return [g.get_state().numpy().tobytes().hex() for g in generators.values()]
+
+    def load(states: list[str]) -> None:
+        for generator, state in zip(generators.values(), states):
             generator.set_state(
-                torch.tensor(list(bytes.fromhex(drawn)), dtype=torch.uint8)
+                torch.frombuffer(bytearray.fromhex(state), dtype=torch.uint8)
             )
-        before = bytes(generator.get_state().tolist()).hex()
-        given = _Counting(iter(source))
-        for _ in range(count):
-            next(given, None)
-        return given, lambda: [given.count, before]
+
+    def begin(origin: Any) -> Pass:
+        if origin is not None:
+            load(origin)
+        origin = save()
+        return Pass(iter(source), origin)
+
+    @contextlib.contextmanager
+    def looking() -> Iterator[None]:
+        before = save()
+        try:
+            yield
+        finally:
+            load(before)
+
+    def convert(batch: Any) -> PyTree:
+        return with_tuples(_to_numpy(batch, torch))
 
     is_sized = not isinstance(source.dataset, IterableDataset)
     length = len(source) if is_sized else UNKNOWN
-    return Dataset(External(start, "torch.DataLoader", with_tuples, length))
+    return Dataset(External(begin, "torch.DataLoader", convert, length, look=looking))
 
 
-class _Counting:
-    def __init__(self, iterator: Iterator[Any]) -> None:
-        self._iterator, self.count = iterator, 0
-
-    def __iter__(self) -> _Counting:
-        return self
-
-    def __next__(self) -> Any:
-        element = next(self._iterator)
-        self.count += 1
-        return element
+def _to_numpy(value: Any, torch: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        if value.dtype == torch.bfloat16:
+            return value.view(torch.uint16).numpy().view(ml_dtypes.bfloat16)
+        return value.detach().cpu().numpy()
+    if isinstance(value, dict):
+        return {key: _to_numpy(part, torch) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        parts = [_to_numpy(part, torch) for part in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else parts
+    return value

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from mirrax._src.input.blocks import Block, join, value_of
+from mirrax._src.input.blocks import Arrays, Block, join, value_of
 from mirrax._src.input.node import (
     UNKNOWN,
     Cursor,
@@ -21,6 +21,7 @@ from mirrax._src.input.structure import (
     PyTree,
     StructureError,
     TensorSpec,
+    check_leaves,
     dtype_name,
     dtype_of,
     empty,
@@ -193,6 +194,7 @@ class _PaddedCursor(Cursor):
 def _pad(*args: Any) -> np.ndarray:
     """Leaves of a batch, and last the shape and the value to fill them up with."""
     *leaves, target, filling = args
+    check_leaves(leaves)
     first = leaves[0]
     rank, dtype = len(shape_of(first)), dtype_of(first)
     for leaf in leaves:
@@ -273,7 +275,7 @@ class UnbatchCursor(Cursor):
 
     def __init__(self, unbatch: Unbatch, path: Path, state: State, given: int) -> None:
         self._inner = open_cursor(unbatch.input, path, state)
-        self._before = state
+        self._before = self._inner.state()
         self.current: Any = None  # the block that rows are taken from
         self._given = 0
         if given:
@@ -328,4 +330,4 @@ def as_block(element: Any) -> Block:
             f"An element {show(element)} has no rows in common: all its arrays need a first "
             "axis of the same length."
         )
-    return Block.of(element, len(leaves[0]))
+    return Block(Arrays(element), range(len(leaves[0])))

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from mirrax._src.input.background import Ahead
-from mirrax._src.input.blocks import Arrays, Block, value_of
+from mirrax._src.input.blocks import Arrays, Block, Singles, value_of
 from mirrax._src.input.node import (
     BlockCursor,
     Cursor,
@@ -23,7 +23,7 @@ from mirrax._src.input.node import (
     node,
     open_cursor,
 )
-from mirrax._src.input.structure import map_leaves, stack_elements
+from mirrax._src.input.structure import map_leaves, own, stack_elements
 from mirrax._src.input.transforms.selecting import Through
 
 
@@ -52,6 +52,7 @@ class Store:
         self._file = file
         self._lock = threading.Lock()
         self._kept: Block | list[Any] | None = None
+        self.start: State = None  # of the input, where the pass that was kept began
 
     def load(self) -> Block | list[Any] | None:
         """What was kept: a block of elements that are alike, or a list of elements."""
@@ -67,10 +68,11 @@ class Store:
                     ) from error
             return self._kept
 
-    def save(self, elements: list[Any]) -> None:
+    def save(self, elements: list[Any], start: State = None) -> None:
         """Keeps the elements of a whole pass."""
         with self._lock:
             if self._kept is None:
+                self.start = start
                 if self._file:
                     _write_whole(self._file, elements)
                 self._kept = _together(elements)
@@ -130,12 +132,11 @@ class Cache(Through):
         return kept if isinstance(kept, Block) else block
 
     def open(self, path: Path, state: State = None) -> Cursor:
+        position, start = state or (0, None)
         kept = self.store.load()
-        if isinstance(kept, Block):
-            return BlockCursor(kept, state or 0)
         if kept is not None:
-            return _ListCursor(kept, state or 0)
-        return _FillingCursor(open_cursor(self.input, ()), self.store, state or 0)
+            return _KeptCursor(kept, self.store.start, position)
+        return _FillingCursor(open_cursor(self.input, (), start), self.store, position)
 
     def forget(self) -> None:
         self.__post_init__()
@@ -144,23 +145,22 @@ class Cache(Through):
         return f"cache({self.file!r})" if self.file else "cache()"
 
 
-class _ListCursor(Cursor):
-    def __init__(self, elements: list[Any], position: int) -> None:
-        self._elements, self._position = elements, position
+class _KeptCursor(BlockCursor):
+    def __init__(self, kept: Block | list[Any], start: State, position: int) -> None:
+        block = (
+            kept if isinstance(kept, Block) else Block(Singles(kept), range(len(kept)))
+        )
+        super().__init__(block, position)
+        self._start = start
 
-    def __next__(self) -> Any:
-        if self._position >= len(self._elements):
-            raise StopIteration
-        self._position += 1
-        return self._elements[self._position - 1]
-
-    def state(self) -> int:
-        return self._position
+    def state(self) -> State:
+        return [super().state(), self._start]
 
 
 class _FillingCursor(Cursor):
     def __init__(self, inner: Cursor, store: Store, position: int) -> None:
         self._inner, self._store = inner, store
+        self._start = inner.state()
         self._elements: list[Any] = []
         self.skip(position)
 
@@ -168,13 +168,13 @@ class _FillingCursor(Cursor):
         try:
             element = value_of(next(self._inner))
         except StopIteration:
-            self._store.save(self._elements)
+            self._store.save(self._elements, self._start)
             raise
-        self._elements.append(element)
+        self._elements.append(map_leaves(own, element))
         return element
 
-    def state(self) -> int:
-        return len(self._elements)
+    def state(self) -> State:
+        return [len(self._elements), self._start]
 
     def close(self) -> None:
         self._inner.close()

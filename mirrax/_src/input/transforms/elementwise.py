@@ -41,7 +41,13 @@ from mirrax._src.input.structure import (
     map_leaves,
     spec_of,
 )
-from mirrax._src.input.transforms.parallel import ParallelCursor
+from mirrax._src.input.transforms.parallel import (
+    ParallelCursor,
+    ThreadPool,
+    call_on_rows,
+    num_calls,
+)
+from mirrax._src.input.transforms.processes import process_pool
 from mirrax._src.input.transforms.selecting import Through
 
 
@@ -63,12 +69,17 @@ class Map(Node):
 
     def open(self, path: Path, state: State = None) -> Cursor:
         if self.num_parallel_calls is not None:
+            count = num_calls(self.num_parallel_calls)
+            is_apart = self.workers == "processes"
+            pool = (
+                process_pool(self.fn, count)
+                if is_apart
+                else ThreadPool([call_on_rows(self.fn)] * count, 1)
+            )
             return ParallelCursor(
                 lambda inner: open_cursor(self.input, path, inner),
-                self.fn,
-                self.num_parallel_calls,
-                self.deterministic is not False,
-                self.workers,
+                pool,
+                is_apart or self.deterministic is not False,
                 state,
             )
         return _MapCursor(open_cursor(self.input, path, state), self.fn)
@@ -141,14 +152,12 @@ class _MapCursor(Cursor):
         return self._fn(value_of(next(self._inner)))
 
     def next_block(self, count: int) -> Block | None:
-        if self._fn.may_vectorise is False:
-            return super().next_block(count)
         block = self._inner.next_block(count)
         if block is None:
             return None
         if self._fn.can_vectorise(block):
             return Block(Mapped(block.table, self._fn, self._fn.of_rows()), block.index)
-        return block_of([self._fn(block.row(i).value()) for i in range(len(block))])
+        return block_of([self._fn(element) for element in block.elements()])
 
     def state(self) -> State:
         return self._inner.state()
@@ -211,9 +220,9 @@ class _FilterCursor(Cursor):
             try:
                 verdict = self._fn.of_rows()(block.value())
                 return block.pick(np.flatnonzero(_checked(verdict, self._fn, 1)))
-            except CannotVectorise:
+            except (CannotVectorise, ValueError):  # rows that differ, or one with an error
                 pass
-        keep = [self._is_wanted(block.row(i).value()) for i in range(len(block))]
+        keep = [self._is_wanted(element) for element in block.elements()]
         return block.pick(np.flatnonzero(keep))
 
     def state(self) -> State:

@@ -1,110 +1,161 @@
-"""`num_parallel_calls`: a user's function in several threads or processes at a time.
+"""`num_parallel_calls`: a user's function on several elements at a time.
 
-Elements are handed out in order. They come back in order too, or, if that is not asked
-for, as they are ready. The state is that before the oldest element that was not delivered,
-with the numbers of the later ones that were.
+Tasks are handed out in order to threads, or through threads to processes. Results come
+back in order too, or, if that is not asked for, as they are ready. The state is that
+before the oldest task that was not delivered, with the numbers of the later ones that were.
 """
 
 from __future__ import annotations
 
-import concurrent.futures
 import os
-import pickle
-import queue
 import threading
-import traceback
 import weakref
 from collections.abc import Callable
-from multiprocessing import get_context
+from queue import SimpleQueue
 from typing import Any
 
 from mirrax._src.input.background import JOIN_SECONDS, drain
-from mirrax._src.input.blocks import value_of
-from mirrax._src.input.element_fn import ElementFn
+from mirrax._src.input.blocks import Block, Singles, join
 from mirrax._src.input.node import Cursor, State
+from mirrax._src.input.structure import leaves_of
 
 AUTOTUNE = -1
+_CHUNK_BYTES = 1 << 18  # so that what waits stays small
+# What a task puts into the queue that it was given: its number, its results or its error.
+Done = SimpleQueue[tuple[int, Any]]
+_START: Any = (None, 0, [], 0, 0)
 
 
 class ParallelCursor(Cursor):
-    """A pass that calls `fn` on several elements at a time.
+    """A pass that calls a function on several elements at a time.
 
     Args:
         open_input: Opens the input, from a state.
-        fn: The function.
-        calls: How many calls at a time.
+        pool: Where the function runs.
         in_order: Whether results are given in the order of the elements.
-        workers: "threads" or "processes".
         state: Where to go on from.
     """
 
     def __init__(
         self,
         open_input: Callable[[State], Cursor],
-        fn: Any,
-        calls: int,
+        pool: ThreadPool,
         in_order: bool,
-        workers: str,
         state: State,
     ) -> None:
-        start, delivered = state or (None, [])
+        start, chunk, delivered, given, first = state or _START
         self._input = open_input(start)
-        calls = num_calls(calls)
-        self._pool: Any = (
-            _ThreadPool(calls, fn) if workers == "threads" else _ProcessPool(calls, fn)
-        )
-        self._ahead = calls * self._pool.chunk * 2
-        self._in_order = in_order
-        self._number = 0  # of elements handed out
-        self._waiting: dict[int, tuple[State, concurrent.futures.Future[Any]]] = {}
+        self._pool, self._in_order = pool, in_order
+        # The elements of a task. 0: not known; the first goes alone, its result will tell.
+        self._chunk = chunk or int(pool.most == 1)
+        self._waiting: dict[int, State] = {}  # the input's state before each
+        self._done: Done = SimpleQueue()
+        self._ready: dict[int, Any] = {}
+        self._number = 0  # of tasks handed out
         self._delivered = set(delivered)  # later than the oldest that was not
+        self._next_state = self._input.state()
         self._ended = False
-        self._next_state = start
+        self._current: Block | None = (
+            None  # results of the task that is being delivered
+        )
+        self._current_start: State = self._next_state
+        self._given = 0
+        self._current_number = -1
+        self._first = first if given else None  # the task that was delivered in part
+        if given:
+            self._advance()
+            self._given = given
 
     def _hand_out(self) -> None:
-        while not self._ended and len(self._waiting) < self._ahead:
+        most = 2 * self._pool.size if self._chunk else 1
+        while not self._ended and len(self._waiting) < most:
             before = self._next_state
-            try:
-                element = value_of(next(self._input))
-            except StopIteration:
+            block = self._input.next_block(self._chunk or 1)
+            if block is None:
                 self._ended = True
-                self._pool.flush()
                 return
             self._next_state = self._input.state()
             number, self._number = self._number, self._number + 1
             if number not in self._delivered:
-                self._waiting[number] = before, self._pool.submit(element)
+                self._waiting[number] = before
+                self._pool.submit(number, block, self._done)
 
-    def __next__(self) -> Any:
+    def _advance(self) -> bool:
+        """Goes to the next results if the current ones are used up; False at the end."""
+        if self._current is not None and self._given < len(self._current):
+            return True
+        self._current, self._given = None, 0
         self._hand_out()
         if not self._waiting:
-            self.close()
-            raise StopIteration
-        number = next(iter(self._waiting))
-        if not self._in_order:
-            futures = {w[1]: n for n, w in self._waiting.items()}
-            self._pool.flush()
-            done, _ = concurrent.futures.wait(
-                futures, return_when=concurrent.futures.FIRST_COMPLETED
-            )
-            number = min(futures[future] for future in done)
-        _, future = self._waiting.pop(number)
-        if not future.done():
-            self._pool.flush()
+            return False
+        number, result = self._take()
+        self._current_start = self._waiting.pop(number)
+        self._current_number = number
         if not self._in_order:
             oldest = next(iter(self._waiting), self._number)
-            self._delivered = {n for n in {*self._delivered, number} if n > oldest}
-        return future.result()
+            later = {n for n in {*self._delivered, number} if n > oldest}
+            self._delivered = later
+        if isinstance(result, BaseException):
+            raise result
+        self._current = result
+        if not self._chunk:
+            self._chunk = self._pool.chunk_for(result.row(0).value())
+            self._number, self._delivered, self._current_number = 0, set(), -1
+        return True
+
+    def _take(self) -> tuple[int, Any]:
+        """The number and the results of the task to deliver."""
+        if not self._in_order and self._first is None:
+            if self._ready:
+                return self._ready.popitem()
+            return self._done.get()
+        wanted = next(iter(self._waiting)) if self._first is None else self._first
+        self._first = None
+        while wanted not in self._ready:
+            number, result = self._done.get()
+            self._ready[number] = result
+        return wanted, self._ready.pop(wanted)
+
+    def __next__(self) -> Any:
+        if not self._advance():
+            raise StopIteration
+        assert self._current is not None
+        self._given += 1
+        return self._current.row(self._given - 1)
+
+    def next_block(self, count: int) -> Block | None:
+        found = []
+        while count and self._advance():
+            assert self._current is not None
+            part = self._current[self._given : self._given + count]
+            self._given += len(part)
+            count -= len(part)
+            found.append(part)
+        return join(found) if found else None
 
     def state(self) -> State:
-        oldest = min(self._waiting, default=self._number)
-        start = self._waiting[oldest][0] if self._waiting else self._next_state
-        return [start, sorted(n - oldest for n in self._delivered if n > oldest)]
+        starts = dict(self._waiting)
+        in_part = self._current is not None and self._given < len(self._current)
+        if in_part:
+            starts[self._current_number] = self._current_start
+        oldest = min(starts, default=self._number)
+        later = [n - oldest for n in sorted(self._delivered) if n > oldest]
+        if in_part and self._current_number - oldest in later:
+            later.remove(self._current_number - oldest)
+        return [
+            starts.get(oldest, self._next_state),
+            self._chunk,
+            later,
+            self._given if in_part else 0,
+            self._current_number - oldest if in_part else 0,
+        ]
 
     def close(self) -> None:
-        self._ended = True
+        self._ended, self._current = True, None
         self._waiting.clear()
-        self._pool.close()
+        self._ready.clear()
+        if self._pool.is_of_one_pass:
+            self._pool.close()
         self._input.close()
 
 
@@ -113,114 +164,74 @@ def num_calls(calls: int) -> int:
     return (os.cpu_count() or 1) if calls == AUTOTUNE else calls
 
 
-class _ThreadPool:
-    """Daemon threads: unlike `concurrent.futures`', they never keep a process alive."""
+class ThreadPool:
+    """Daemon threads: unlike `concurrent.futures`', they never keep a process alive.
 
-    chunk = 1
+    Args:
+        calls: What each thread calls with a block to get a block of results.
+        most: The most elements of one task.
+        is_of_one_pass: Whether the threads end with the pass that they serve.
+    """
 
-    def __init__(self, count: int, fn: Callable[[Any], Any]) -> None:
-        self._tasks: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._fn = fn
+    def __init__(
+        self,
+        calls: list[Callable[[Block], Block]],
+        most: int,
+        is_of_one_pass: bool = True,
+    ) -> None:
+        self.size, self.most = len(calls), most
+        self.is_of_one_pass = is_of_one_pass
+        self._tasks: SimpleQueue[Any] = SimpleQueue()
         threads = [
             threading.Thread(
-                target=_work, args=(self._tasks, fn), name="mirrax-map", daemon=True
+                target=_work,
+                args=(self._tasks, call),
+                name="mirrax-map",
+                daemon=True,
             )
-            for _ in range(count)
+            for call in calls
         ]
         for thread in threads:
             thread.start()
         self.close = weakref.finalize(self, _end_threads, self._tasks, threads)
 
-    def submit(self, element: Any) -> concurrent.futures.Future[Any]:
-        future: concurrent.futures.Future[Any] = concurrent.futures.Future()
-        self._tasks.put((future, element))
-        return future
+    def chunk_for(self, result: Any) -> int:
+        """How many elements a task should have whose results are like this one."""
+        size = sum(
+            len(leaf) if isinstance(leaf, bytes) else leaf.nbytes
+            for leaf in leaves_of(result)
+        )
+        return max(1, min(self.most, _CHUNK_BYTES // max(size, 1)))
 
-    def flush(self) -> None:
-        pass
+    def submit(self, number: int, block: Block, done: Done) -> None:
+        """Calls the function on `block` in the next free thread; the result goes to `done`."""
+        self._tasks.put((number, block, done))
 
 
-def _work(tasks: queue.SimpleQueue[Any], fn: Callable[[Any], Any]) -> None:
+def call_on_rows(fn: Callable[[Any], Any]) -> Callable[[Block], Block]:
+    """`fn` of each row of a block."""
+
+    def call(block: Block) -> Block:
+        results = [fn(element) for element in block.elements()]
+        return Block(Singles(results), range(len(results)))
+
+    return call
+
+
+def _work(tasks: SimpleQueue[Any], call: Callable[[Block], Block]) -> None:
     while (task := tasks.get()) is not None:
-        future, element = task
+        number, block, done = task
         try:
-            future.set_result(fn(element))
+            done.put((number, call(block)))
         except BaseException as error:
-            future.set_exception(error)
-        del task, future, element
+            done.put((number, error))
+        del task, block, done
 
 
-def _end_threads(
-    tasks: queue.SimpleQueue[Any], threads: list[threading.Thread]
-) -> None:
+def _end_threads(tasks: SimpleQueue[Any], threads: list[threading.Thread]) -> None:
     drain(tasks)
     for _ in threads:
         tasks.put(None)
     for thread in threads:
         if thread is not threading.current_thread():
             thread.join(JOIN_SECONDS)
-
-
-class _ProcessPool:
-    """Processes, each given several elements at a time."""
-
-    chunk = 16
-
-    def __init__(self, count: int, fn: Any) -> None:
-        try:
-            pickle.dumps(fn.fn)
-        except Exception as error:
-            raise ValueError(
-                f'`map(workers="processes")` sends the function to other processes, and '
-                f"{fn!r} cannot be pickled ({error}). Define it at the top of a module "
-                '(no lambda, no inner function), or use `workers="threads"`.'
-            ) from None
-        self._fn = fn
-        # Not "fork": JAX's threads would be copied in the middle of their work.
-        self._executor = concurrent.futures.ProcessPoolExecutor(
-            count, mp_context=get_context("spawn")
-        )
-        self._pending: list[tuple[concurrent.futures.Future[Any], Any]] = []
-        self.close = weakref.finalize(
-            self, self._executor.shutdown, wait=True, cancel_futures=True
-        )
-
-    def submit(self, element: Any) -> concurrent.futures.Future[Any]:
-        future: concurrent.futures.Future[Any] = concurrent.futures.Future()
-        self._pending.append((future, element))
-        if len(self._pending) == self.chunk:
-            self.flush()
-        return future
-
-    def flush(self) -> None:
-        if not self._pending:
-            return
-        pending, self._pending = self._pending, []
-        elements = [element for _, element in pending]
-        results = self._executor.submit(_apply_all, self._fn.fn, elements)
-        results.add_done_callback(lambda done: _spread(done, [f for f, _ in pending]))
-
-
-def _apply_all(fn: Callable[..., Any], elements: list[Any]) -> list[Any]:
-    call = ElementFn(fn, "map")
-    results: list[Any] = []
-    for element in elements:
-        try:
-            results.append((call(element), None))
-        except Exception as error:
-            error.add_note("".join(traceback.format_tb(error.__traceback__)))
-            results.append((None, error))
-    return results
-
-
-def _spread(done: Any, futures: list[concurrent.futures.Future[Any]]) -> None:
-    try:
-        for future, (result, error) in zip(futures, done.result()):
-            if error is None:
-                future.set_result(result)
-            else:
-                future.set_exception(error)
-    except BaseException as error:
-        for future in futures:
-            if not future.done():
-                future.set_exception(error)

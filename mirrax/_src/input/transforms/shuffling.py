@@ -107,6 +107,9 @@ class _ShuffleCursor(Cursor):
         self._base, drawn_since = state or ([None, 0, [], 0, 0], 0)
         start, first, numbers, self._read, self._drawn = self._base
         self._inner = open_cursor(shuffle.input, path, start)
+        if start is None:  # where the input is now, should its order be drawn anew
+            start = self._inner.state()
+            self._base = [start, *self._base[1:]]
         self._draws = _draws(shuffle.key(path), self._drawn)
         self._marks: list[tuple[int, State]] = [(first, start)]
         self._ended = False

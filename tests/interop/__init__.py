@@ -1,0 +1,1 @@
+"""Other libraries' datasets, with the real libraries; tests skip without them."""

@@ -1,0 +1,35 @@
+"""The libraries; a test that asks for one that is not there is skipped."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import pytest
+
+
+@functools.cache
+def tensorflow() -> Any:
+    """TensorFlow with four logical CPUs, for a `MirroredStrategy` of its own."""
+    tf = pytest.importorskip("tensorflow")
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    four = [tf.config.LogicalDeviceConfiguration()] * 4
+    tf.config.set_logical_device_configuration(cpu, four)
+    return tf
+
+
+def grain() -> Any:
+    return pytest.importorskip("grain.python")
+
+
+def torch() -> Any:
+    pytest.importorskip("torch.utils.data")
+    return pytest.importorskip("torch")
+
+
+def hugging_face() -> Any:
+    return pytest.importorskip("datasets")
+
+
+def keras() -> Any:
+    return pytest.importorskip("keras")
