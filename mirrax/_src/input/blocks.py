@@ -212,9 +212,12 @@ class Block:
 
     def elements(self) -> Iterator[PyTree]:
         """The rows one by one; looked up all at once where they lie in memory."""
-        if isinstance(self.table, Singles):
-            return (self.table.row(int(i)) for i in self.index)
-        return rows_of(self.value(), len(self.index))
+        if not isinstance(self.table, Singles):
+            try:
+                return rows_of(self.value(), len(self.index))
+            except ValueError:  # rows that differ
+                pass
+        return (self.table.row(int(i)) for i in self.index)
 
     @property
     def is_fresh(self) -> bool:

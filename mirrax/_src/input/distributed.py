@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -11,21 +10,15 @@ from mirrax._src.base.jax_compat import in_trace
 from mirrax._src.base.mesh import ReplicaMesh
 from mirrax._src.input.background import Ahead
 from mirrax._src.input.delivery import Delivery
-from mirrax._src.input.iterators import (
-    IteratorBase,
-    Passes,
-    adopt,
-    check_kind,
-    describe_steps,
-)
-from mirrax._src.input.node import INFINITE, UNKNOWN, Cursor, Node, walk
+from mirrax._src.input.iterators import IteratorBase, Passes
+from mirrax._src.input.node import INFINITE, UNKNOWN, Cursor, Node, Path, State, walk
 from mirrax._src.input.options import InputOptions
 from mirrax._src.input.sharding import Plan
 from mirrax._src.input.splitting import Share, StepsOf
 from mirrax._src.input.structure import PyTree, TensorSpec, leaves_of, map_leaves
 from mirrax._src.state.frame import RunEagerly
 
-_KIND = "mirrax.distribute.DistributedIterator"
+_IN_TURN = "by `dataset_fn`"  # not split: each replica takes a batch of its own
 
 
 class PerReplicaSpec:
@@ -68,7 +61,7 @@ class DistributedDataset:
         mesh: ReplicaMesh | None,
         options: InputOptions,
         explanation: Callable[[], str],
-        split_spec: bool,
+        split: str,
         is_global: bool,
     ) -> None:
         self.roots = roots
@@ -76,9 +69,9 @@ class DistributedDataset:
         self.share = share
         self.input_options = options
         self.is_global = is_global
-        self._mesh = mesh
+        self.mesh = mesh
         self._explanation = explanation
-        self._split_spec = split_spec
+        self.split = split
         self._passes = Passes()
 
     @classmethod
@@ -91,7 +84,7 @@ class DistributedDataset:
             mesh,
             plan.options,
             plan.explain,
-            True,
+            "by rows" if plan.is_by_rows else "by batch",
             plan.is_global,
         )
 
@@ -128,7 +121,7 @@ class DistributedDataset:
             mesh,
             options,
             explain,
-            False,
+            _IN_TURN,
             share.num_workers == 1,
         )
 
@@ -141,7 +134,7 @@ class DistributedDataset:
         """The specs of an element: `PerReplicaSpec`s, or plain ones for a single replica."""
         spec = self.roots[0].spec()
         count = self.share.num_replicas
-        if self._split_spec:
+        if self.split != _IN_TURN:
             spec = map_leaves(self._part_spec, spec)
         if self.input_options.last_batch == "pad":
             rows = {s.shape[0] for s in leaves_of(spec) if s.shape}
@@ -166,7 +159,7 @@ class DistributedDataset:
     def cardinality(self) -> int:
         """The number of elements of the dataset that was distributed, as far as known."""
         sizes = [root.cardinality() for root in self.roots]
-        if not self._split_spec and len(sizes) == 1 and sizes[0] > 0:
+        if self.split == _IN_TURN and len(sizes) == 1 and sizes[0] > 0:
             return -(-sizes[0] // self.share.replicas_per_worker)
         return max(sizes)
 
@@ -216,28 +209,22 @@ class DistributedIterator(IteratorBase):
     __module__ = "mirrax.distribute"
 
     def __init__(self, dataset: DistributedDataset, passes: Passes) -> None:
-        self._dataset, self._passes = dataset, passes
-        self._path = (passes.start(),)
-        self._delivered = 0
-        self._start: Any = None
-        self._opened: Cursor | None = None
-        self._is_closed = False
+        share = dataset.share
+        facts = {
+            "kind": "mirrax.distribute.DistributedIterator",
+            "split": dataset.split,
+            "is_global": dataset.is_global,
+            "workers": [share.num_workers, share.worker],
+        }
+        super().__init__(dataset.roots, passes, facts)
+        self._dataset = dataset
 
-    @property
-    def _cursor(self) -> Cursor:
-        """The pass, which begins when it is first needed."""
-        if self._opened is None:
-            dataset, options = self._dataset, self._dataset.input_options
-            steps = dataset.steps_of(self._path, self._start)
-            delivery = Delivery(
-                dataset._mesh, bool(options.experimental_fetch_to_device)
-            )
-            size = options.experimental_per_replica_buffer_size
-            self._opened = (
-                Ahead(steps, size, delivery, "input") if size else _Now(steps, delivery)
-            )
-            self._closer = weakref.finalize(self, self._opened.close)
-        return self._opened
+    def _begin(self, path: Path, state: State) -> Cursor:
+        dataset, options = self._dataset, self._dataset.input_options
+        steps = dataset.steps_of(path, state)
+        delivery = Delivery(dataset.mesh, bool(options.experimental_fetch_to_device))
+        size = options.experimental_per_replica_buffer_size
+        return Ahead(steps, size, delivery, "input") if size else _Now(steps, delivery)
 
     @property
     def element_spec(self) -> PyTree:
@@ -246,65 +233,23 @@ class DistributedIterator(IteratorBase):
 
     def __next__(self) -> PyTree:
         _check_place("next")
-        if self._is_closed:
-            raise StopIteration
-        try:
-            element = next(self._cursor)
-        except StopIteration:
-            self.close()
-            raise
-        self._delivered += 1
-        return element
+        return self._next()
 
-    def get_state(self) -> dict[str, Any]:
-        """Where the pass is, after the batches that were delivered; ready for JSON.
-
-        What has been read ahead does not count: a restored iterator reads it again.
-        """
-        dataset = self._dataset
-        return {
-            "kind": _KIND,
-            **describe_steps(dataset.roots),
-            "path": list(self._path),
-            "position": self._opened.state() if self._opened else self._start,
-            "delivered": self._delivered,
-            "is_global": dataset.is_global,
-            "workers": [dataset.share.num_workers, dataset.share.worker],
-        }
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        """Goes to where an iterator over the same dataset was.
-
-        Where the order is global (one worker, or the policy DATA) the number of workers and
-        replicas may be another one.
-
-        Raises:
-            ValueError: If the state is another pipeline's, or each worker had files of its
-                own and their number has changed.
-        """
-        dataset = self._dataset
-        check_kind(state, _KIND)
-        share = [dataset.share.num_workers, dataset.share.worker]
-        if not (state["is_global"] and dataset.is_global) and state["workers"] != share:
+    def _check_facts(self, state: dict[str, Any]) -> None:
+        """Where the order is global the number of workers and replicas may be another one."""
+        there, here = state["workers"], self._facts["workers"]
+        is_global = state["is_global"] and self._facts["is_global"]
+        if not is_global and there != here:
             raise ValueError(
-                f"The state is worker {state['workers'][1]}'s of {state['workers'][0]}, and this "
-                f"is worker {share[1]} of {share[0]}. Each worker read data of its own, so the "
-                "position means nothing to another number of workers; with the policy DATA it "
-                "does."
+                f"The state is worker {there[1]}'s of {there[0]}, and this is worker {here[1]} "
+                f"of {here[0]}. Each worker read data of its own, so the position means nothing "
+                "to another number of workers; with the policy DATA it does."
             )
-        adopt(dataset.roots, state, _KIND)
-        self.close()
-        self._path = tuple(state["path"])
-        self._passes.resume(self._path[0])
-        self._delivered = state["delivered"]
-        self._start, self._is_closed = state["position"], False
-
-    def close(self) -> None:
-        """Ends the pass: its threads and files."""
-        if self._opened is not None:
-            self._start = self._opened.state()
-            self._closer()
-        self._opened, self._is_closed = None, True
+        if state["split"] != self._facts["split"]:
+            raise ValueError(
+                f"The state was saved where data is split {state['split']}, and here it is "
+                f"split {self._facts['split']}. Use the same `auto_shard_policy`."
+            )
 
     def __repr__(self) -> str:
         return f"<mx.distribute.DistributedIterator over {self._dataset!r}>"

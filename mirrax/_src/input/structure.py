@@ -318,7 +318,7 @@ def stack_leaves(leaves: Sequence[Any]) -> np.ndarray:
     check_leaves(leaves)
     first = leaves[0]
     shape, dtype = shape_of(first), dtype_of(first)
-    if not shape and isinstance(first, np.generic):
+    if not shape and isinstance(first, np.generic) and dtype.kind in "iufb":
         if all(type(leaf) is type(first) for leaf in leaves):
             return np.array(leaves, dtype)
     out = empty((len(leaves), *shape), dtype)

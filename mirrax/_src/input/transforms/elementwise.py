@@ -220,7 +220,10 @@ class _FilterCursor(Cursor):
             try:
                 verdict = self._fn.of_rows()(block.value())
                 return block.pick(np.flatnonzero(_checked(verdict, self._fn, 1)))
-            except (CannotVectorise, ValueError):  # rows that differ, or one with an error
+            except (
+                CannotVectorise,
+                ValueError,
+            ):  # rows that differ, or one with an error
                 pass
         keep = [self._is_wanted(element) for element in block.elements()]
         return block.pick(np.flatnonzero(keep))
