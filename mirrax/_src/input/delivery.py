@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 
+from mirrax._src.base.jax_compat import uncommitted
 from mirrax._src.base.mesh import ReplicaMesh
 from mirrax._src.base.values import PerReplica, Stacked, to_device
 from mirrax._src.input.blocks import Block, value_of
@@ -14,6 +15,7 @@ from mirrax._src.input.structure import (
     PyTree,
     StructureError,
     check_leaves,
+    leaves_of,
     map_leaves,
     own,
     show,
@@ -30,6 +32,8 @@ class Delivery:
     def __call__(self, step: Step) -> PyTree:
         """A step's parts as one value for each replica."""
         values = [_own(part) for part in step]
+        if self._fetch and len(values) == 1:
+            return self._put_one(values[0])
         deliver = self._put if self._fetch else _regrouped
         try:
             return map_leaves(deliver, *values)
@@ -41,17 +45,26 @@ class Delivery:
                 "structure."
             ) from None
 
+    def _put_one(self, value: PyTree) -> PyTree:
+        """An element on the only device; all copies are started in one call."""
+        assert self._mesh is not None
+        arrays = [leaf for leaf in leaves_of(value) if not _is_text(leaf)]
+        put = iter(jax.device_put(arrays, self._mesh.local_devices[0]))
+        return map_leaves(
+            lambda leaf: leaf if _is_text(leaf) else uncommitted(next(put)), value
+        )
+
     def _put(self, *parts: Any) -> Any:
         """One leaf's parts on the devices; text stays where it is."""
         check_leaves(parts)
         mesh, first = self._mesh, parts[0]
         assert mesh is not None
-        if isinstance(first, bytes) or first.dtype.hasobject:
+        if _is_text(first):
             return _regrouped(*parts)
         is_even = first.ndim and all(
             p.shape == first.shape and p.dtype == first.dtype for p in parts
         )
-        if mesh.size == 1 or not is_even:
+        if not is_even:
             put = [to_device(p, device) for p, device in zip(parts, mesh.local_devices)]
             return _regrouped(*put)
         dtype = jax.dtypes.canonicalize_dtype(first.dtype)
@@ -78,6 +91,10 @@ def _own(part: Any) -> PyTree:
 def _regrouped(*parts: Any) -> Any:
     check_leaves(parts)
     return parts[0] if len(parts) == 1 else PerReplica(parts)
+
+
+def _is_text(leaf: Any) -> bool:
+    return isinstance(leaf, bytes) or leaf.dtype.hasobject
 
 
 def _start(index: Any) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -84,8 +83,8 @@ class IteratorBase:
         if self._is_closed:
             raise StopIteration
         if self._opened is None:
+            # Cursors that hold threads end them when they are no longer used.
             self._opened = self._begin(self._path, self._start)
-            self._closer = weakref.finalize(self, self._opened.close)
         try:
             return next(self._opened)
         except StopIteration:
@@ -155,7 +154,7 @@ class IteratorBase:
         """Ends the pass: its threads and files."""
         if self._opened is not None:
             self._start = self._opened.state()
-            self._closer()
+            self._opened.close()
         self._opened, self._is_closed = None, True
 
 

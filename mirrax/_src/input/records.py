@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import os
 import struct
+import weakref
 import zlib
 from collections.abc import Iterable, Iterator
 from typing import Any, BinaryIO
@@ -68,6 +69,7 @@ class _FileCursor(Cursor):
     def _open(self, name: str) -> Iterator[tuple[bytes, int]]:
         reader = self._reader
         self._stream = open_stream(name, reader.compression, reader.buffer_bytes)
+        self._closer = weakref.finalize(self, self._stream.close)
         if self._offset:
             _skip_to(self._stream, self._offset, name)
         return reader.form.records(self._stream, name, self._offset)
@@ -77,7 +79,7 @@ class _FileCursor(Cursor):
 
     def close(self) -> None:
         if self._stream is not None:
-            self._stream.close()
+            self._closer()
         self._stream = self._records = None
 
 

@@ -69,6 +69,10 @@ class StepCursor(Cursor):
         """Whether no row is missing in it."""
         raise NotImplementedError
 
+    def most_rows(self, step: list[Block]) -> int:
+        """The rows that a replica gets of a full batch, judged by the first step."""
+        return max(map(len, step))
+
 
 @node
 class ByBatch(Node):
@@ -137,6 +141,10 @@ class _ByBatchCursor(StepCursor):
 
     def is_full(self, step: Step) -> bool:
         return self._is_full
+
+    def most_rows(self, step: list[Block]) -> int:
+        # Of the batch, not of this worker's part of it, which may be smaller.
+        return -(-(self._rows or 0) // self._owner.share.num_replicas)
 
     def state(self) -> State:
         if not self._steps:
@@ -359,7 +367,7 @@ class Padding(StepCursor):
                 check_batched(part := value_of(part))
             parts.append(as_block(part))
         if self._rows is None:
-            self._rows = max(map(len, parts))
+            self._rows = self._inner.most_rows(parts)
         return [_fill_up(part, self._rows) for part in parts]
 
 

@@ -155,14 +155,19 @@ def leaves_of(value: PyTree) -> list[Any]:
 
 def to_element(value: PyTree) -> PyTree:
     """What a user's function gave, as an element: every leaf a NumPy array or scalar."""
-    kind = type(value)
-    if kind is np.ndarray and value.dtype.kind not in "US":
+    if _is_array(value):
         return value
-    if kind is tuple:
-        return tuple([to_element(part) for part in value])
-    if isinstance(value, np.generic) and value.dtype.kind not in "US":
+    if type(value) is tuple:
+        for part in value:
+            if not _is_array(part):
+                return tuple([to_element(part) for part in value])
         return value
     return map_leaves(to_array, value)
+
+
+def _is_array(value: Any) -> bool:
+    is_numpy = type(value) is np.ndarray or isinstance(value, np.generic)
+    return is_numpy and value.dtype.kind not in "US"
 
 
 def tuple_for_list(value: PyTree) -> PyTree:
@@ -315,7 +320,6 @@ def stack_leaves(leaves: Sequence[Any]) -> np.ndarray:
     Raises:
         ValueError: If they differ in shape or dtype.
     """
-    check_leaves(leaves)
     first = leaves[0]
     shape, dtype = shape_of(first), dtype_of(first)
     if not shape and isinstance(first, np.generic) and dtype.kind in "iufb":
@@ -323,6 +327,8 @@ def stack_leaves(leaves: Sequence[Any]) -> np.ndarray:
             return np.array(leaves, dtype)
     out = empty((len(leaves), *shape), dtype)
     for i, leaf in enumerate(leaves):
+        if type(leaf) is not np.ndarray:
+            check_leaves(leaves)
         if shape_of(leaf) != shape or dtype_of(leaf) != dtype:
             raise ValueError(
                 f"element 0 is {show(first)} and element {i} is {show(leaf)}"

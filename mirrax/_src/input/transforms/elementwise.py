@@ -50,6 +50,8 @@ from mirrax._src.input.transforms.parallel import (
 from mirrax._src.input.transforms.processes import process_pool
 from mirrax._src.input.transforms.selecting import Through
 
+_MOST_AT_ONCE = 16  # elements that a thread gets
+
 
 @node
 class Map(Node):
@@ -74,7 +76,7 @@ class Map(Node):
             pool = (
                 process_pool(self.fn, count)
                 if is_apart
-                else ThreadPool([call_on_rows(self.fn)] * count, 1)
+                else ThreadPool([call_on_rows(self.fn)] * count, _MOST_AT_ONCE)
             )
             return ParallelCursor(
                 lambda inner: open_cursor(self.input, path, inner),

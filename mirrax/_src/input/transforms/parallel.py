@@ -1,16 +1,18 @@
 """`num_parallel_calls`: a user's function on several elements at a time.
 
-Tasks are handed out in order to threads, or through threads to processes. Results come
-back in order too, or, if that is not asked for, as they are ready. The state is that
-before the oldest task that was not delivered, with the numbers of the later ones that were.
+Tasks of one or, if calls are short, of several elements are handed out in order to
+threads, or through threads to processes. Results come back in order too, or, if that is not
+asked for, as they are ready; then tasks have one element each. The state is that before the
+oldest task that was not delivered, with the elements of it and the later tasks that were.
 """
 
 from __future__ import annotations
 
 import os
 import threading
+import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from queue import SimpleQueue
 from typing import Any
 
@@ -20,10 +22,20 @@ from mirrax._src.input.node import Cursor, State
 from mirrax._src.input.structure import leaves_of
 
 AUTOTUNE = -1
-_CHUNK_BYTES = 1 << 18  # so that what waits stays small
 # What a task puts into the queue that it was given: its number, its results or its error.
 Done = SimpleQueue[tuple[int, Any]]
-_START: Any = (None, 0, [], 0, 0)
+_START: Any = (None, 0, [])
+_TASK_SECONDS = (
+    1e-3  # a task should take this long, so that handing it over costs little
+)
+_TASK_BYTES = 1 << 18  # and its results should not be larger than this
+
+
+class Failed:
+    """The place of a result whose call raised an error."""
+
+    def __init__(self, error: Any) -> None:
+        self.error = error
 
 
 class ParallelCursor(Cursor):
@@ -43,38 +55,33 @@ class ParallelCursor(Cursor):
         in_order: bool,
         state: State,
     ) -> None:
-        start, chunk, delivered, given, first = state or _START
+        start, given, delivered = state or _START
         self._input = open_input(start)
+        self._start = (
+            self._input.state() if start is None else start
+        )  # of the current task
+        self._input.skip(given)
+        self._skipped = given  # elements of the first task, which were delivered before
         self._pool, self._in_order = pool, in_order
-        # The elements of a task. 0: not known; the first goes alone, its result will tell.
-        self._chunk = chunk or int(pool.most == 1)
-        self._waiting: dict[int, State] = {}  # the input's state before each
+        self._waiting: dict[int, State] = {}  # the input's state before each task
         self._done: Done = SimpleQueue()
         self._ready: dict[int, Any] = {}
         self._number = 0  # of tasks handed out
         self._delivered = set(delivered)  # later than the oldest that was not
-        self._next_state = self._input.state()
+        self._chunk = 1  # the elements of the next task
         self._ended = False
         self._current: Block | None = (
             None  # results of the task that is being delivered
         )
-        self._current_start: State = self._next_state
         self._given = 0
-        self._current_number = -1
-        self._first = first if given else None  # the task that was delivered in part
-        if given:
-            self._advance()
-            self._given = given
 
     def _hand_out(self) -> None:
-        most = 2 * self._pool.size if self._chunk else 1
-        while not self._ended and len(self._waiting) < most:
-            before = self._next_state
-            block = self._input.next_block(self._chunk or 1)
+        while not self._ended and len(self._waiting) < 2 * self._pool.size:
+            before = self._input.state() if self._number else self._start
+            block = self._input.next_block(self._chunk)
             if block is None:
                 self._ended = True
                 return
-            self._next_state = self._input.state()
             number, self._number = self._number, self._number + 1
             if number not in self._delivered:
                 self._waiting[number] = before
@@ -89,66 +96,78 @@ class ParallelCursor(Cursor):
         if not self._waiting:
             return False
         number, result = self._take()
-        self._current_start = self._waiting.pop(number)
-        self._current_number = number
+        self._start = self._waiting.pop(number)
+        if number:
+            self._skipped = 0
         if not self._in_order:
             oldest = next(iter(self._waiting), self._number)
-            later = {n for n in {*self._delivered, number} if n > oldest}
-            self._delivered = later
-        if isinstance(result, BaseException):
-            raise result
-        self._current = result
-        if not self._chunk:
-            self._chunk = self._pool.chunk_for(result.row(0).value())
-            self._number, self._delivered, self._current_number = 0, set(), -1
+            self._delivered = {n for n in {*self._delivered, number} if n > oldest}
+        if isinstance(result, Failed):
+            raise result.error
+        results, seconds = result
+        if self._in_order:
+            self._chunk = self._suitable(results, seconds)
+        self._current = results
         return True
 
     def _take(self) -> tuple[int, Any]:
-        """The number and the results of the task to deliver."""
-        if not self._in_order and self._first is None:
-            if self._ready:
-                return self._ready.popitem()
+        """The number and the outcome of the task to deliver."""
+        if not self._in_order:
             return self._done.get()
-        wanted = next(iter(self._waiting)) if self._first is None else self._first
-        self._first = None
+        wanted = next(iter(self._waiting))
         while wanted not in self._ready:
-            number, result = self._done.get()
-            self._ready[number] = result
+            number, outcome = self._done.get()
+            self._ready[number] = outcome
         return wanted, self._ready.pop(wanted)
 
+    def _suitable(self, results: Block, seconds: float) -> int:
+        """How many elements the next tasks should have, judged by the last one."""
+        first = (
+            results.table.elements[0] if isinstance(results.table, Singles) else None
+        )
+        if isinstance(first, Failed):
+            return self._chunk
+        size = sum(map(_size, leaves_of(results.row(0).value())))
+        by_time = _TASK_SECONDS * len(results) / max(seconds, 1e-9)
+        most = min(
+            self._pool.most, 2 * self._chunk, by_time, _TASK_BYTES / max(size, 1)
+        )
+        return max(1, int(most))
+
     def __next__(self) -> Any:
-        if not self._advance():
+        block = self.next_block(1)
+        if block is None:
             raise StopIteration
-        assert self._current is not None
-        self._given += 1
-        return self._current.row(self._given - 1)
+        return block.row(0)
 
     def next_block(self, count: int) -> Block | None:
-        found = []
+        found: list[Block] = []
         while count and self._advance():
             assert self._current is not None
             part = self._current[self._given : self._given + count]
+            if isinstance(part.table, Singles):
+                results = [part.table.elements[i] for i in part.index]
+                failed = [i for i, r in enumerate(results) if isinstance(r, Failed)]
+                if failed and (failed[0] or found):
+                    part, count = part[: failed[0]], len(part)  # the error comes next
+                elif failed:
+                    self._given += 1
+                    # Kept here it would keep alive whoever it passes on its way.
+                    part.table.elements[part.index[0]] = None  # type: ignore[index]
+                    raise results[0].error
             self._given += len(part)
-            count -= len(part)
+            count -= len(part) if len(part) else count
             found.append(part)
         return join(found) if found else None
 
     def state(self) -> State:
-        starts = dict(self._waiting)
-        in_part = self._current is not None and self._given < len(self._current)
-        if in_part:
-            starts[self._current_number] = self._current_start
-        oldest = min(starts, default=self._number)
-        later = [n - oldest for n in sorted(self._delivered) if n > oldest]
-        if in_part and self._current_number - oldest in later:
-            later.remove(self._current_number - oldest)
-        return [
-            starts.get(oldest, self._next_state),
-            self._chunk,
-            later,
-            self._given if in_part else 0,
-            self._current_number - oldest if in_part else 0,
-        ]
+        is_used_up = self._current is None or self._given >= len(self._current)
+        if not is_used_up or not self._number:
+            return [self._start, self._skipped + self._given, []]
+        oldest = min(self._waiting, default=self._number)
+        start = self._waiting.get(oldest)
+        later = sorted(n - oldest for n in self._delivered if n > oldest)
+        return [self._input.state() if start is None else start, 0, later]
 
     def close(self) -> None:
         self._ended, self._current = True, None
@@ -157,6 +176,10 @@ class ParallelCursor(Cursor):
         if self._pool.is_of_one_pass:
             self._pool.close()
         self._input.close()
+
+
+def _size(leaf: Any) -> int:
+    return len(leaf) if isinstance(leaf, bytes) else leaf.nbytes
 
 
 def num_calls(calls: int) -> int:
@@ -195,14 +218,6 @@ class ThreadPool:
             thread.start()
         self.close = weakref.finalize(self, _end_threads, self._tasks, threads)
 
-    def chunk_for(self, result: Any) -> int:
-        """How many elements a task should have whose results are like this one."""
-        size = sum(
-            len(leaf) if isinstance(leaf, bytes) else leaf.nbytes
-            for leaf in leaves_of(result)
-        )
-        return max(1, min(self.most, _CHUNK_BYTES // max(size, 1)))
-
     def submit(self, number: int, block: Block, done: Done) -> None:
         """Calls the function on `block` in the next free thread; the result goes to `done`."""
         self._tasks.put((number, block, done))
@@ -212,20 +227,32 @@ def call_on_rows(fn: Callable[[Any], Any]) -> Callable[[Block], Block]:
     """`fn` of each row of a block."""
 
     def call(block: Block) -> Block:
-        results = [fn(element) for element in block.elements()]
-        return Block(Singles(results), range(len(results)))
+        return Block(Singles(outcomes(fn, block.elements())), range(len(block)))
 
     return call
+
+
+def outcomes(fn: Callable[[Any], Any], elements: Iterable[Any]) -> list[Any]:
+    """What `fn` gives for each element: a result, or `Failed`."""
+    found: list[Any] = []
+    for element in elements:
+        try:
+            found.append(fn(element))
+        except BaseException as error:
+            found.append(Failed(error))
+    return found
 
 
 def _work(tasks: SimpleQueue[Any], call: Callable[[Block], Block]) -> None:
     while (task := tasks.get()) is not None:
         number, block, done = task
+        start = time.perf_counter()
         try:
-            done.put((number, call(block)))
+            outcome: Any = call(block), time.perf_counter() - start
         except BaseException as error:
-            done.put((number, error))
-        del task, block, done
+            outcome = Failed(error)
+        done.put((number, outcome))
+        del task, block, done, outcome
 
 
 def _end_threads(tasks: SimpleQueue[Any], threads: list[threading.Thread]) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 from mirrax._src.input.blocks import Block, Singles, rows_of
 from mirrax._src.input.element_fn import ElementFn
 from mirrax._src.input.structure import map_leaves, own, stack_elements
-from mirrax._src.input.transforms.parallel import ThreadPool
+from mirrax._src.input.transforms.parallel import Failed, ThreadPool, outcomes
 
 _CHUNK = 64
 _SMALLEST = 1 << 16  # bytes of shared memory
@@ -77,12 +77,15 @@ class _Worker:
         if is_error:
             raise pickle.loads(message)
         count, value = self._in.read(message)
-        value = map_leaves(own, value) if count is not None else value
-        if count is None:
-            return Block(
-                Singles([map_leaves(own, e) for e in value]), range(len(value))
-            )
-        return Block.of(value, count)
+        if count is not None:
+            return Block.of(map_leaves(own, value), count)
+        results = [
+            Failed(pickle.loads(r.error))
+            if isinstance(r, Failed)
+            else map_leaves(own, r)
+            for r in value
+        ]
+        return Block(Singles(results), range(len(results)))
 
 
 def _end_process(pipe: Any, process: Any, *memories: Any) -> None:
@@ -180,9 +183,8 @@ def _serve(pipe: Any, pickled: bytes) -> None:
             message = pipe.recv()
             try:
                 fn = fn or ElementFn(pickle.loads(pickled), "map")
-                pipe.send(
-                    (False, out.write(_together(_results(fn, *there.read(message)))))
-                )
+                results = _results(fn, *there.read(message))
+                pipe.send((False, out.write(results)))
             except Exception as error:
                 pipe.send((True, _pickled_error(error)))
     except (EOFError, OSError, KeyboardInterrupt):
@@ -192,13 +194,16 @@ def _serve(pipe: Any, pickled: bytes) -> None:
         out.close()
 
 
-def _results(fn: ElementFn, count: int | None, value: Any) -> list[Any]:
-    return [
-        fn(element) for element in (value if count is None else rows_of(value, count))
-    ]
+def _results(fn: ElementFn, count: int | None, value: Any) -> tuple[int | None, Any]:
+    """What the function gives for each element; errors as they can be sent."""
+    results = outcomes(fn, value if count is None else rows_of(value, count))
+    failed = [r for r in results if isinstance(r, Failed)]
+    for each in failed:
+        each.error = _pickled_error(each.error)
+    return (None, results) if failed else _together(results)
 
 
-def _pickled_error(error: Exception) -> bytes:
+def _pickled_error(error: BaseException) -> bytes:
     error.add_note("".join(traceback.format_tb(error.__traceback__)).rstrip())
     try:
         pickled = pickle.dumps(error)

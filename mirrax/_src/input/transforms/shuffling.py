@@ -56,7 +56,11 @@ class Shuffle(Through):
 
     def describe(self) -> str:
         size = "all" if self.buffer_size is None else self.buffer_size
-        return f"shuffle({size})"
+        return (
+            f"shuffle({size})"
+            if self.seed is None
+            else f"shuffle({size}, seed={self.seed})"
+        )
 
 
 def shuffled(count: int, buffer_size: int | None, key: list[int]) -> np.ndarray:

@@ -1,0 +1,1 @@
+"""The input layer: datasets, records, distribution."""
