@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -31,7 +30,6 @@ import matplotlib.pyplot as plt  # noqa: E402
 BATCH = 100
 HELD_OUT = 360
 SIZES = (64, 128, 64, 10)
-Batch = tuple[np.ndarray, np.ndarray]
 
 
 class Classifier:
@@ -56,17 +54,21 @@ class Classifier:
         return x
 
     @mx.function
-    def train_step(self, x: jax.Array, y: jax.Array, count: float) -> jax.Array:
-        """What each replica does with its part of a batch of `count` examples."""
+    def train_step(self, x: jax.Array, y: jax.Array) -> jax.Array:
+        """What each replica does with its part of a batch; its part of the loss."""
 
         def loss() -> jax.Array:
             chosen = jnp.take_along_axis(
                 jax.nn.log_softmax(self.logits(x)), y[:, None], 1
             )
-            return -jnp.sum(chosen) / count
+            return -jnp.sum(chosen)
 
         value, gradients = mx.value_and_grad(loss, self.weights)()
-        gradients = mx.get_replica_context().all_reduce("sum", gradients)
+        # The mean over the examples that exist: parts of the last batch may differ.
+        gradients, count = mx.get_replica_context().all_reduce(
+            "sum", (gradients, float(len(x)))
+        )
+        gradients = [gradient / count for gradient in gradients]
         for weight, momentum, gradient in zip(self.weights, self.momenta, gradients):
             momentum.assign(0.9 * momentum + gradient)
             weight.assign_sub(0.05 * momentum)
@@ -77,26 +79,13 @@ class Classifier:
         return jnp.sum(jnp.argmax(self.logits(x), axis=1) == y)
 
 
-def batches(x: np.ndarray, y: np.ndarray, order: np.ndarray) -> Iterator[Batch]:
-    for start in range(0, len(order), BATCH):
-        chosen = order[start : start + BATCH]
-        yield x[chosen], y[chosen]
-
-
-def split(
-    strategy: mx.distribute.Strategy, batch: Batch
-) -> tuple[mx.distribute.PerReplica, ...]:
-    """A batch as one part for each replica; the last ones may be smaller."""
-    n = strategy.num_replicas_in_sync
-    return tuple(mx.distribute.PerReplica(np.array_split(rows, n)) for rows in batch)
-
-
 def accuracy(
     strategy: mx.distribute.Strategy, model: Classifier, x: np.ndarray, y: np.ndarray
 ) -> float:
     correct = 0
-    for batch in batches(x, y, np.arange(len(x))):
-        counts = strategy.run(model.count_correct, args=split(strategy, batch))
+    dataset = mx.data.Dataset.from_tensor_slices((x, y)).batch(BATCH)
+    for batch in strategy.experimental_distribute_dataset(dataset):
+        counts = strategy.run(model.count_correct, args=batch)
         correct += int(strategy.reduce("SUM", counts, axis=None))
     return correct / len(x)
 
@@ -118,6 +107,8 @@ def train(
     images = (data.data[order] / 16).astype("float32")
     labels = data.target[order].astype("int32")
     (x_test, x), (y_test, y) = ((a[:HELD_OUT], a[HELD_OUT:]) for a in (images, labels))
+    dataset = mx.data.Dataset.from_tensor_slices((x, y)).shuffle(len(x), seed=seed)
+    training = strategy.experimental_distribute_dataset(dataset.batch(BATCH))
     with strategy.scope():
         model = Classifier(seed)
 
@@ -131,11 +122,9 @@ def train(
         task = progress.add_task("training", total=epochs, note="")
         for _ in range(epochs):
             total = 0.0
-            for batch in batches(x, y, rng.permutation(len(x))):
-                count = float(len(batch[0]))
-                parts = split(strategy, batch)
-                value = strategy.run(model.train_step, args=(*parts, count))
-                total += float(strategy.reduce("SUM", value, axis=None)) * count
+            for batch in training:
+                value = strategy.run(model.train_step, args=batch)
+                total += float(strategy.reduce("SUM", value, axis=None))
             losses.append(total / len(x))
             progress.update(task, advance=1, note=f"loss {losses[-1]:.4f}")
     rate = epochs * len(x) / (time.perf_counter() - started)

@@ -1,5 +1,10 @@
 """A cursor that reads ahead in a thread.
 
+Whoever has nothing better to do makes the next element: the thread while its owner is
+busy, the owner itself when it finds nothing ready and the thread is not at work. Handing
+an element over costs two switches between threads, which would be most of the time where
+the owner waits for data anyway.
+
 The thread is a daemon and ends when the cursor is closed or no longer used; an error in it
 is raised where the element is asked for, with its own traceback.
 """
@@ -7,6 +12,7 @@ is raised where the element is asked for, with its own traceback.
 from __future__ import annotations
 
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
@@ -15,13 +21,50 @@ from typing import Any
 from mirrax._src.input.node import Cursor, State
 
 JOIN_SECONDS = 2.0
+# How long the thread leaves the next element to its owner, which may come back at once;
+# doubled each time the owner is found at work.
+_FIRST_WAIT_SECONDS = 2e-4
+_LONGEST_WAIT_SECONDS = 1e-2
+_RETRY_SECONDS = 0.05
 
 
 class _End:
-    """What a thread puts last: why it ended."""
+    """What is put last: why there is no more."""
 
     def __init__(self, error: BaseException | None) -> None:
         self.error = error
+
+
+class _Line:
+    """A cursor that two threads take turns at, and what it has given so far."""
+
+    def __init__(self, cursor: Cursor, size: int, finish: Callable[[Any], Any]) -> None:
+        self._cursor, self._finish = cursor, finish
+        self.lock = threading.Lock()  # held by who makes an element
+        self.ready: SimpleQueue[Any] = SimpleQueue()
+        self.permits: SimpleQueue[bool] = SimpleQueue()  # to make one that will wait
+        self.stop = threading.Event()
+        self.has_ended = False
+        for _ in range(size):
+            self.permits.put(True)
+
+    def make(self) -> Any:
+        """The next element with the state after it, or the end; the lock is held."""
+        try:
+            element = self._finish(next(self._cursor))
+            return element, self._cursor.state()
+        except StopIteration:
+            return self.end(None)
+        except BaseException as error:
+            return self.end(error)
+
+    def end(self, error: BaseException | None) -> _End:
+        self.has_ended = True
+        try:
+            self._cursor.close()
+        except BaseException as late:
+            error = error or late
+        return _End(error)
 
 
 class Ahead(Cursor):
@@ -33,7 +76,7 @@ class Ahead(Cursor):
     Args:
         cursor: What to read.
         size: The elements that may wait.
-        finish: Applied to each element in the thread.
+        finish: Applied to each element where it is made.
         name: What the thread is called.
     """
 
@@ -46,28 +89,17 @@ class Ahead(Cursor):
     ) -> None:
         self._state = cursor.state()
         self._end: _End | None = None
-        # Two queues in C are several times as fast as one bounded `queue.Queue`: elements
-        # go one way, permissions to make another one go back.
-        self._out: SimpleQueue[Any] = SimpleQueue()
-        self._permits: SimpleQueue[bool] = SimpleQueue()
-        for _ in range(max(size, 1)):
-            self._permits.put(True)
-        self._thread = threading.Thread(
-            target=_read,
-            args=(cursor, finish, self._out, self._permits),
-            name=f"mirrax-{name}",
-            daemon=True,
+        self._line = _Line(cursor, max(size, 1), finish)
+        thread = threading.Thread(
+            target=_work_ahead, args=(self._line,), name=f"mirrax-{name}", daemon=True
         )
-        self._thread.start()
-        self._closer = weakref.finalize(
-            self, _stop, self._thread, self._out, self._permits
-        )
+        thread.start()
+        self._closer = weakref.finalize(self, _stop, thread, self._line)
 
     def __next__(self) -> Any:
         if self._end is None:
-            item = self._out.get()
+            item = self._take()
             if not isinstance(item, _End):
-                self._permits.put(True)
                 element, self._state = item
                 return element
             self._end = item
@@ -75,6 +107,29 @@ class Ahead(Cursor):
         if self._end.error is not None:
             raise self._end.error
         raise StopIteration
+
+    def _take(self) -> Any:
+        line = self._line
+        while True:
+            try:
+                item = line.ready.get_nowait()
+                line.permits.put(True)
+                return item
+            except Empty:
+                pass
+            if line.lock.acquire(blocking=False):
+                try:
+                    if line.ready.empty():
+                        return line.make() if not line.has_ended else _End(None)
+                finally:
+                    line.lock.release()
+                continue
+            try:  # the thread is at work
+                item = line.ready.get(timeout=_RETRY_SECONDS)
+                line.permits.put(True)
+                return item
+            except Empty:
+                pass
 
     def state(self) -> State:
         return self._state
@@ -84,39 +139,39 @@ class Ahead(Cursor):
         self._closer()
 
 
-def _read(
-    cursor: Cursor,
-    finish: Callable[[Any], Any],
-    out: SimpleQueue[Any],
-    permits: SimpleQueue[bool],
-) -> None:
-    end = _End(None)
-    try:
-        while permits.get():
-            try:
-                element = next(cursor)
-            except StopIteration:
-                break
-            out.put((finish(element), cursor.state()))
-            del element
-    except BaseException as error:
-        end = _End(error)
-    try:
-        cursor.close()
-    except BaseException as error:
-        end = end if end.error is not None else _End(error)
-    out.put(end)
+def _work_ahead(line: _Line) -> None:
+    while line.permits.get() and _get_turn(line):
+        try:
+            if line.has_ended:
+                return
+            line.ready.put(line.make())
+        finally:
+            line.lock.release()
+    with line.lock:
+        if not line.has_ended:
+            line.ready.put(line.end(None))
 
 
-def _stop(
-    thread: threading.Thread, out: SimpleQueue[Any], permits: SimpleQueue[bool]
-) -> None:
+def _get_turn(line: _Line) -> bool:
+    """Takes the lock when the owner is away; False when there is nothing to do any more."""
+    wait = _FIRST_WAIT_SECONDS
+    while True:
+        time.sleep(wait)
+        if line.stop.is_set():
+            return False
+        if line.lock.acquire(blocking=False):
+            return True
+        wait = min(2 * wait, _LONGEST_WAIT_SECONDS)
+
+
+def _stop(thread: threading.Thread, line: _Line) -> None:
     """Ends the thread; one that is stuck in a user's code is left behind after a while."""
-    drain(permits)
-    permits.put(False)
+    line.stop.set()
+    drain(line.permits)
+    line.permits.put(False)
     if thread is not threading.current_thread():
         thread.join(JOIN_SECONDS)
-    drain(out)
+    drain(line.ready)
 
 
 def drain(waiting: SimpleQueue[Any]) -> None:
