@@ -89,7 +89,7 @@ class Singles:
     __slots__ = ("elements",)
     is_ours = True
 
-    def __init__(self, elements: Sequence[Any]) -> None:
+    def __init__(self, elements: list[Any]) -> None:
         self.elements = elements
 
     def rows(self, index: Index) -> PyTree:
@@ -269,7 +269,7 @@ def _concatenate(first: np.ndarray, *others: np.ndarray) -> np.ndarray:
     return np.concatenate([first, *others], out=out)
 
 
-def block_of(elements: Sequence[Any]) -> Block:
+def block_of(elements: list[Any]) -> Block:
     """Single elements as a block: of their table if they share one, else of a new one."""
     first = elements[0]
     if isinstance(first, Row) and all(

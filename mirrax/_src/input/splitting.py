@@ -264,9 +264,8 @@ class _InTurnCursor(StepCursor):
         found = spec_of(value_of(next(part for part in step if part is not None)))
         if self._owner.must_drop:
             return None
-        if (
-            root.outline() is None
-        ):  # inner lengths as they are, so that models accept it
+        if root.outline() is None:
+            # Inner lengths as they are, so that models accept it.
             return map_leaves(
                 lambda s: TensorSpec((None, *s.shape[1:]) if s.shape else (), s.dtype),
                 found,

@@ -288,9 +288,8 @@ class _Shown:
 
 # Memory -----------------------------------------------------------------------------------
 
-_ALIGNMENT = (
-    64  # JAX takes over NumPy's memory on CPUs, without a copy, if it is aligned
-)
+# JAX takes over NumPy's memory on CPUs, without a copy, if it is aligned.
+_ALIGNMENT = 64
 
 
 def empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:

@@ -7,6 +7,7 @@ called once for every element, in order.
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import numpy as np
@@ -109,9 +110,7 @@ class Map(Node):
         for element in elements[1:]:
             try:
                 specs.append(spec_of(self.fn(element)))
-            except (
-                Exception
-            ):  # an element that we made up, or an error of the pass's own
+            except Exception:  # it may be an element that we made up
                 specs.append(map_leaves(_unknown, specs[0]))
         return merge_specs(specs)
 
@@ -200,33 +199,19 @@ class _FilterCursor(Cursor):
         return bool(_checked(np.asarray(self._fn(element)), self._fn))
 
     def next_block(self, count: int) -> Block | None:
-        """Up to `count` elements; fewer before the end, too, so one asks again."""
         found: list[Block] = []
-        while count:
-            block = None
-            if self._fn.may_vectorise is not False:
-                block = self._inner.next_block(count)
-                if block is None:
-                    break
-                block = self._wanted(block)
-            else:
-                block = super().next_block(count)
-                if block is None:
-                    break
-            found.append(block)
-            count -= len(block)
-        return join_nonempty(found)
+        while count and (block := self._inner.next_block(count)) is not None:
+            found.append(self._wanted(block))
+            count -= len(found[-1])
+        found = [block for block in found if len(block)]
+        return join(found) if found else None
 
     def _wanted(self, block: Block) -> Block:
         if self._fn.can_vectorise(block):
-            try:
+            # Not if rows differ, or for one there is an error: row by row it is raised.
+            with contextlib.suppress(CannotVectorise, ValueError):
                 verdict = self._fn.of_rows()(block.value())
                 return block.pick(np.flatnonzero(_checked(verdict, self._fn, 1)))
-            except (
-                CannotVectorise,
-                ValueError,
-            ):  # rows that differ, or one with an error
-                pass
         keep = [self._is_wanted(element) for element in block.elements()]
         return block.pick(np.flatnonzero(keep))
 
@@ -245,9 +230,3 @@ def _checked(verdict: Any, fn: ElementFn, rank: int = 0) -> np.ndarray:
             f"{getattr(verdict, 'dtype', type(verdict).__name__)}{list(shape)}."
         )
     return verdict
-
-
-def join_nonempty(blocks: list[Block]) -> Block | None:
-    """The blocks in one; None if nothing is in them."""
-    blocks = [block for block in blocks if len(block)]
-    return join(blocks) if blocks else None

@@ -25,10 +25,10 @@ AUTOTUNE = -1
 # What a task puts into the queue that it was given: its number, its results or its error.
 Done = SimpleQueue[tuple[int, Any]]
 _START: Any = (None, 0, [])
-_TASK_SECONDS = (
-    1e-3  # a task should take this long, so that handing it over costs little
-)
-_TASK_BYTES = 1 << 18  # and its results should not be larger than this
+# A task should take this long, so that handing it over costs little, and its results should
+# not be larger than this.
+_TASK_SECONDS = 1e-3
+_TASK_BYTES = 1 << 18
 
 
 class Failed:
@@ -57,11 +57,10 @@ class ParallelCursor(Cursor):
     ) -> None:
         start, given, delivered = state or _START
         self._input = open_input(start)
-        self._start = (
-            self._input.state() if start is None else start
-        )  # of the current task
+        # Of the current task, and what was delivered of it before.
+        self._start = self._input.state() if start is None else start
         self._input.skip(given)
-        self._skipped = given  # elements of the first task, which were delivered before
+        self._skipped = given
         self._pool, self._in_order = pool, in_order
         self._waiting: dict[int, State] = {}  # the input's state before each task
         self._done: Done = SimpleQueue()
@@ -70,9 +69,7 @@ class ParallelCursor(Cursor):
         self._delivered = set(delivered)  # later than the oldest that was not
         self._chunk = 1  # the elements of the next task
         self._ended = False
-        self._current: Block | None = (
-            None  # results of the task that is being delivered
-        )
+        self._current: Block | None = None  # results that are being delivered
         self._given = 0
 
     def _hand_out(self) -> None:
@@ -122,10 +119,7 @@ class ParallelCursor(Cursor):
 
     def _suitable(self, results: Block, seconds: float) -> int:
         """How many elements the next tasks should have, judged by the last one."""
-        first = (
-            results.table.elements[0] if isinstance(results.table, Singles) else None
-        )
-        if isinstance(first, Failed):
+        if _first_failed(results) == 0:
             return self._chunk
         size = sum(map(_size, leaves_of(results.row(0).value())))
         by_time = _TASK_SECONDS * len(results) / max(seconds, 1e-9)
@@ -144,21 +138,24 @@ class ParallelCursor(Cursor):
         found: list[Block] = []
         while count and self._advance():
             assert self._current is not None
-            part = self._current[self._given : self._given + count]
-            if isinstance(part.table, Singles):
-                results = [part.table.elements[i] for i in part.index]
-                failed = [i for i, r in enumerate(results) if isinstance(r, Failed)]
-                if failed and (failed[0] or found):
-                    part, count = part[: failed[0]], len(part)  # the error comes next
-                elif failed:
-                    self._given += 1
-                    # Kept here it would keep alive whoever it passes on its way.
-                    part.table.elements[part.index[0]] = None  # type: ignore[index]
-                    raise results[0].error
+            asked = self._current[self._given : self._given + count]
+            part = asked[: _first_failed(asked)]
+            if not len(part) and not found:
+                raise self._take_error(asked)
             self._given += len(part)
-            count -= len(part) if len(part) else count
+            count -= len(part)
             found.append(part)
+            if len(part) < len(asked):
+                break  # the error comes next
         return join(found) if found else None
+
+    def _take_error(self, asked: Block) -> BaseException:
+        """The error that stands first; kept here it would keep alive whoever it passes."""
+        assert isinstance(asked.table, Singles)
+        self._given += 1
+        position = asked.index[0]
+        failed, asked.table.elements[position] = asked.table.elements[position], None
+        return failed.error
 
     def state(self) -> State:
         is_used_up = self._current is None or self._given >= len(self._current)
@@ -176,6 +173,15 @@ class ParallelCursor(Cursor):
         if self._pool.is_of_one_pass:
             self._pool.close()
         self._input.close()
+
+
+def _first_failed(results: Block) -> int | None:
+    """Where the first error stands among results."""
+    if isinstance(results.table, Singles):
+        for position, i in enumerate(results.index):
+            if isinstance(results.table.elements[i], Failed):
+                return position
+    return None
 
 
 def _size(leaf: Any) -> int:

@@ -7,6 +7,7 @@ function that they serve, so later passes find them running.
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import traceback
 import weakref
@@ -162,12 +163,9 @@ class _Attached:
 
     def close(self) -> None:
         if self._memory is not None:
-            try:
+            # An array may still look at it; then it is freed with the array.
+            with contextlib.suppress(BufferError):
                 self._memory.close()
-            except (
-                BufferError
-            ):  # an array still looks at it; it is freed with the array
-                pass
             self._memory = None
 
 

@@ -319,9 +319,8 @@ class _ConcatenateCursor(Cursor):
         self._parts, self._path, self._number = parts, path, number
         self._inner = open_cursor(parts[number], (*path, number), inner)
         self._last: Any = None
-        self._spec: PyTree = (
-            None  # of the part before, until this one is known to be alike
-        )
+        # Of the part before, until this one is known to be alike.
+        self._spec: PyTree = None
 
     def _next_part(self) -> bool:
         if self._number + 1 == len(self._parts):
