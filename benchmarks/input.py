@@ -121,12 +121,6 @@ class Pipelines:
         """mirrax with a Python function of each row."""
         return self._epoch_of(self.shuffled.map(normalise, **how).batch(BATCH))
 
-    def mapped_without_end(self, **how: Any) -> Epoch:
-        """The same as one pass over all epochs, which starts its processes once."""
-        dataset = self.shuffled.map(normalise, **how).batch(BATCH).repeat()
-        endless = iter(self.strategy.experimental_distribute_dataset(dataset))
-        return lambda: _wait_for(itertools.islice(endless, self.batches))
-
     def _epoch_of(self, dataset: mx.data.Dataset, **options: Any) -> Epoch:
         distributed = self.strategy.experimental_distribute_dataset(
             dataset, mx.distribute.InputOptions(**options)
@@ -249,8 +243,7 @@ def compare_maps(ours: Pipelines, rivals: dict[str, Rival], report: Report) -> N
         "one thread": {"mirrax map": ours.mapped()},
         "threads": {"mirrax map, 2 threads": ours.mapped(num_parallel_calls=2)},
         "processes": {
-            "mirrax map, 2 processes": ours.mapped_without_end(**processes),
-            "mirrax map, 2 processes, new ones each epoch": ours.mapped(**processes),
+            "mirrax map, 2 processes": ours.mapped(**processes),
         },
     }
     for kind, names in MAPS.items():

@@ -14,13 +14,13 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
 from typing import Any
 
 from mirrax._src.input.node import Cursor, State
 
-JOIN_SECONDS = 2.0
+JOIN_SECONDS = 1.0
 # How long the thread leaves the next element to its owner, which may come back at once;
 # doubled each time the owner is found at work.
 _FIRST_WAIT_SECONDS = 2e-4
@@ -169,9 +169,16 @@ def _stop(thread: threading.Thread, line: _Line) -> None:
     line.stop.set()
     drain(line.permits)
     line.permits.put(False)
-    if thread is not threading.current_thread():
-        thread.join(JOIN_SECONDS)
+    join_all([thread])
     drain(line.ready)
+
+
+def join_all(threads: Sequence[threading.Thread]) -> None:
+    """Waits for threads to end, not longer than `JOIN_SECONDS` for all of them."""
+    deadline = time.monotonic() + JOIN_SECONDS
+    for thread in threads:
+        if thread is not threading.current_thread():
+            thread.join(max(0.0, deadline - time.monotonic()))
 
 
 def drain(waiting: SimpleQueue[Any]) -> None:

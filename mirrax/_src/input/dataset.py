@@ -242,7 +242,8 @@ class Dataset:
             deterministic: Whether parallel results keep the order of the elements.
             synchronous: True is the same as `num_parallel_calls=None`.
             name: Unused, as in TensorFlow's eager mode.
-            workers: "threads", or "processes" for functions that keep Python busy.
+            workers: "threads", or "processes" for functions that keep Python busy; as many
+                as the machine has cores if `num_parallel_calls` does not say.
         """
         if not callable(map_func):
             raise TypeError(f"`map` needs a function, got {map_func!r}.")
@@ -255,6 +256,9 @@ class Dataset:
                 "`synchronous=True` and `num_parallel_calls` exclude each other."
             )
         calls = _checked_calls(num_parallel_calls)
+        if calls is None and workers == "processes":
+            calls = AUTOTUNE
+        _check_arguments(map_func, self.node, "map")
         step = Map(self.node, ElementFn(map_func, "map"), calls, deterministic, workers)
         return self._then(_with_options(step, self._options) or step)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import numpy as np
 
 from mirrax._src.base.jax_compat import uncommitted
 from mirrax._src.base.mesh import ReplicaMesh
@@ -28,10 +29,13 @@ class Delivery:
     def __init__(self, mesh: ReplicaMesh | None, fetch_to_device: bool) -> None:
         self._mesh = mesh
         self._fetch = fetch_to_device and mesh is not None
+        self._like: PyTree = None  # the first element, for its structure
+        self._number = 0
 
     def __call__(self, step: Step) -> PyTree:
         """A step's parts as one value for each replica."""
         values = [_own(part) for part in step]
+        self._check_structure(values[0])
         if self._fetch and len(values) == 1:
             return self._put_one(values[0])
         deliver = self._put if self._fetch else _regrouped
@@ -45,14 +49,30 @@ class Delivery:
                 "structure."
             ) from None
 
+    def _check_structure(self, value: PyTree) -> None:
+        """Raises if the dataset does not go on as it began."""
+        if self._number == 0:
+            self._like = map_leaves(lambda leaf: np.empty(0, bool), value)
+        try:
+            map_leaves(lambda _, leaf: check_leaves((leaf,)), self._like, value)
+        except StructureError:
+            raise ValueError(
+                f"Element {self._number} of the dataset is {show(value)}, which differs in "
+                "structure from the elements before it. The dataset must yield one structure."
+            ) from None
+        self._number += 1
+
     def _put_one(self, value: PyTree) -> PyTree:
         """An element on the only device; all copies are started in one call."""
         assert self._mesh is not None
         arrays = [leaf for leaf in leaves_of(value) if not _is_text(leaf)]
-        put = iter(jax.device_put(arrays, self._mesh.local_devices[0]))
-        return map_leaves(
-            lambda leaf: leaf if _is_text(leaf) else uncommitted(next(put)), value
-        )
+        device = self._mesh.local_devices[0]
+        default = jax.config.jax_default_device  # type: ignore[attr-defined]
+        if device == jax.devices()[0] and default is None:
+            put = iter(jax.device_put(arrays))  # uncommitted as it is
+        else:
+            put = map(uncommitted, jax.device_put(arrays, device))
+        return map_leaves(lambda leaf: leaf if _is_text(leaf) else next(put), value)
 
     def _put(self, *parts: Any) -> Any:
         """One leaf's parts on the devices; text stays where it is."""

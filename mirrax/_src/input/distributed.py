@@ -20,6 +20,13 @@ from mirrax._src.state.frame import RunEagerly
 
 _IN_TURN = "by `dataset_fn`"  # not split: each replica takes a batch of its own
 
+_ENDS = {
+    "exact": "a replica without a batch gets an empty one, or the step is left out where all "
+    "shapes are fixed",
+    "drop": "a step is left out unless every replica has a full batch",
+    "pad": "filled up with zeros to the rows of a full one; the mask is true for real rows",
+}
+
 
 class PerReplicaSpec:
     """The specs of a per-replica value: one for each of this worker's replicas.
@@ -109,8 +116,7 @@ class DistributedDataset:
                     "batches:    as they are; the replicas take turns at one dataset"
                     if len(roots) == 1
                     else "batches:    as they are; each replica has a dataset of its own",
-                    f"last batch: {options.last_batch}; a replica without a batch gets an "
-                    "empty one, or the step is left out where all shapes are fixed",
+                    f"last batch: {_ENDS[options.last_batch]}",
                 ]
             )
 

@@ -41,6 +41,9 @@ class Optional:
         return f"Optional({', '.join(map(repr, self._value))})"
 
 
+_KEYS = ("steps", "entropy", "path", "position")
+
+
 class Passes:
     """Numbers for the passes over a dataset; a restored pass is followed by the next one."""
 
@@ -135,7 +138,8 @@ class IteratorBase:
         Raises:
             ValueError: If the state is another pipeline's.
         """
-        if not isinstance(state, dict) or state.get("kind") != self._facts["kind"]:
+        is_whole = isinstance(state, dict) and state.keys() >= {*self._facts, *_KEYS}
+        if not is_whole or state["kind"] != self._facts["kind"]:
             raise ValueError(
                 f"This is no state of such an iterator: {state!r}. Pass what `get_state()` of "
                 "an iterator over the same pipeline returned."

@@ -39,13 +39,23 @@ class Cursor:
         """The next element, which may not be looked up yet (`value_of`)."""
         raise NotImplementedError
 
+    _late: BaseException | None = None  # an error that follows a block
+
     def next_block(self, count: int) -> Block | None:
         """Up to `count` elements in a block; None at the end."""
+        late, self._late = self._late, None
+        if late is not None:
+            raise late
         elements = []
         while len(elements) < count:
             try:
                 elements.append(next(self))
             except StopIteration:
+                break
+            except BaseException as error:
+                if not elements:
+                    raise
+                self._late = error
                 break
         return block_of(elements) if elements else None
 

@@ -151,6 +151,19 @@ class InputOptions(
                 "`experimental_place_dataset_on_device=True` is not supported: datasets run "
                 "on the host, and batches are copied to the devices in the background."
             )
+        if not isinstance(experimental_replication_mode, InputReplicationMode):
+            names = " or ".join(
+                f"InputReplicationMode.{m.name}" for m in InputReplicationMode
+            )
+            raise ValueError(
+                f"`experimental_replication_mode` must be {names}, got "
+                f"{experimental_replication_mode!r}."
+            )
+        if not isinstance(experimental_per_replica_buffer_size, int):
+            raise TypeError(
+                "`experimental_per_replica_buffer_size` must be an integer, got "
+                f"{experimental_per_replica_buffer_size!r}."
+            )
         if experimental_per_replica_buffer_size < 0:
             raise ValueError(
                 "`experimental_per_replica_buffer_size` is a number of batches, got "
@@ -163,7 +176,7 @@ class InputOptions(
         return super().__new__(
             cls,
             experimental_fetch_to_device,
-            InputReplicationMode(experimental_replication_mode),
+            experimental_replication_mode,
             experimental_place_dataset_on_device,
             experimental_per_replica_buffer_size,
             last_batch,

@@ -162,6 +162,8 @@ class Plan:
                 f"{size}, filled up with zeros to {self.replica_rows or 'the full'} rows a "
                 "replica; the mask is true for real rows"
             )
+        if self.share.num_replicas == 1:
+            return f"exact: {size}, as it is"
         if rows is None:
             return "exact: what is left is split as it is; a replica may get no rows"
         if rows == self.rows:

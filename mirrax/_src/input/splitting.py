@@ -204,6 +204,14 @@ class _ByRowsCursor(StepCursor):
         self._rows.close()
 
 
+def num_rows(part: Part) -> int | None:
+    """The rows of a part; None for what has none."""
+    if isinstance(part, Block):
+        return len(part)
+    shapes = [shape_of(leaf) for leaf in leaves_of(value_of(part))]
+    return max(shape[0] for shape in shapes) if shapes and all(shapes) else None
+
+
 def check_batched(element: PyTree) -> None:
     """Raises for who forgot to make batches."""
     if not all(shape_of(leaf) for leaf in leaves_of(element)):
@@ -236,6 +244,7 @@ class _InTurnCursor(StepCursor):
         self._owner = owner
         states = state or [None] * len(owner.inputs_)
         self._inner = [open_cursor(n, path, s) for n, s in zip(owner.inputs_, states)]
+        self._rows = owner.rows
         self._full = True
 
     def __next__(self) -> Step:
@@ -274,10 +283,9 @@ class _InTurnCursor(StepCursor):
         return None if is_full else root.spec()
 
     def _have_all_rows(self, step: Step) -> bool:
-        rows = self._owner.rows
-        return rows is None or all(
-            not isinstance(part, Block) or len(part) == rows for part in step
-        )
+        found = [num_rows(part) for part in step]
+        self._rows = self._rows or found[0]
+        return all(n is None or n == self._rows for n in found)
 
     def is_full(self, step: Step) -> bool:
         return self._full
@@ -325,10 +333,9 @@ class Whole(StepCursor):
         return [next(self._inner)]
 
     def is_full(self, step: Step) -> bool:
-        if not isinstance(step[0], Block):
-            return True
-        self._rows = self._rows or len(step[0])
-        return len(step[0]) >= self._rows
+        found = num_rows(step[0])
+        self._rows = self._rows or found
+        return found is None or self._rows is None or found >= self._rows
 
     def state(self) -> State:
         state = [self._inner.state(), 0]

@@ -349,9 +349,13 @@ def stack_elements(elements: Sequence[PyTree]) -> PyTree:
         text = (
             f"element 0 is {show(elements[0])} and element {error.index + 1} is {other}"
         )
+        advice = "Make their structure alike with `map`"
     except ValueError as error:
         text = str(error)
+        advice = (
+            "Use `padded_batch` for lengths that vary, or make them alike with `map`"
+        )
     raise ValueError(
-        f"The elements of a batch must be alike, but of {len(elements)} elements {text}. Use "
-        "`padded_batch` for lengths that vary, or make them alike with `map`."
+        f"The elements of a batch must be alike, but of {len(elements)} elements {text}. "
+        f"{advice}."
     )

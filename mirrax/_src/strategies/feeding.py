@@ -18,6 +18,11 @@ def distribute_dataset(
 ) -> DistributedDataset:
     """A dataset of global batches, divided among workers and replicas."""
     options = _checked(options)
+    if isinstance(dataset, DistributedDataset):
+        raise ValueError(
+            "The dataset is distributed already; iterate over it, or distribute the dataset that "
+            "it was made of."
+        )
     if options.experimental_replication_mode is InputReplicationMode.PER_REPLICA:
         raise NotImplementedError(
             "`InputReplicationMode.PER_REPLICA` calls a `dataset_fn` for each replica; use it "

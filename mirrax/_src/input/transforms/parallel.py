@@ -16,19 +16,25 @@ from collections.abc import Callable, Iterable
 from queue import SimpleQueue
 from typing import Any
 
-from mirrax._src.input.background import JOIN_SECONDS, drain
+from mirrax._src.input.background import drain, join_all
 from mirrax._src.input.blocks import Block, Singles, join
 from mirrax._src.input.node import Cursor, State
+from mirrax._src.input.options import AUTOTUNE
 from mirrax._src.input.structure import leaves_of
 
-AUTOTUNE = -1
-# What a task puts into the queue that it was given: its number, its results or its error.
-Done = SimpleQueue[tuple[int, Any]]
 _START: Any = (None, 0, [])
 # A task should take this long, so that handing it over costs little, and its results should
 # not be larger than this.
 _TASK_SECONDS = 1e-3
 _TASK_BYTES = 1 << 18
+
+
+class Outcomes:
+    """Where the tasks of one pass put their numbers and results, or errors."""
+
+    def __init__(self) -> None:
+        self.queue: SimpleQueue[tuple[int, Any]] = SimpleQueue()
+        self.is_over = False  # nobody waits for them any more
 
 
 class Failed:
@@ -63,7 +69,7 @@ class ParallelCursor(Cursor):
         self._skipped = given
         self._pool, self._in_order = pool, in_order
         self._waiting: dict[int, State] = {}  # the input's state before each task
-        self._done: Done = SimpleQueue()
+        self._done = Outcomes()
         self._ready: dict[int, Any] = {}
         self._number = 0  # of tasks handed out
         self._delivered = set(delivered)  # later than the oldest that was not
@@ -75,7 +81,13 @@ class ParallelCursor(Cursor):
     def _hand_out(self) -> None:
         while not self._ended and len(self._waiting) < 2 * self._pool.size:
             before = self._input.state() if self._number else self._start
-            block = self._input.next_block(self._chunk)
+            try:
+                block = self._input.next_block(self._chunk)
+            except BaseException as error:
+                if not self._waiting:
+                    raise
+                self._late = error  # after the elements before it
+                return
             if block is None:
                 self._ended = True
                 return
@@ -89,8 +101,12 @@ class ParallelCursor(Cursor):
         if self._current is not None and self._given < len(self._current):
             return True
         self._current, self._given = None, 0
-        self._hand_out()
+        if self._late is None:
+            self._hand_out()
         if not self._waiting:
+            late, self._late = self._late, None
+            if late is not None:
+                raise late
             return False
         number, result = self._take()
         self._start = self._waiting.pop(number)
@@ -110,10 +126,10 @@ class ParallelCursor(Cursor):
     def _take(self) -> tuple[int, Any]:
         """The number and the outcome of the task to deliver."""
         if not self._in_order:
-            return self._done.get()
+            return self._done.queue.get()
         wanted = next(iter(self._waiting))
         while wanted not in self._ready:
-            number, outcome = self._done.get()
+            number, outcome = self._done.queue.get()
             self._ready[number] = outcome
         return wanted, self._ready.pop(wanted)
 
@@ -168,6 +184,7 @@ class ParallelCursor(Cursor):
 
     def close(self) -> None:
         self._ended, self._current = True, None
+        self._done.is_over = True
         self._waiting.clear()
         self._ready.clear()
         if self._pool.is_of_one_pass:
@@ -224,7 +241,7 @@ class ThreadPool:
             thread.start()
         self.close = weakref.finalize(self, _end_threads, self._tasks, threads)
 
-    def submit(self, number: int, block: Block, done: Done) -> None:
+    def submit(self, number: int, block: Block, done: Outcomes) -> None:
         """Calls the function on `block` in the next free thread; the result goes to `done`."""
         self._tasks.put((number, block, done))
 
@@ -252,12 +269,14 @@ def outcomes(fn: Callable[[Any], Any], elements: Iterable[Any]) -> list[Any]:
 def _work(tasks: SimpleQueue[Any], call: Callable[[Block], Block]) -> None:
     while (task := tasks.get()) is not None:
         number, block, done = task
+        if done.is_over:
+            continue
         start = time.perf_counter()
         try:
             outcome: Any = call(block), time.perf_counter() - start
         except BaseException as error:
             outcome = Failed(error)
-        done.put((number, outcome))
+        done.queue.put((number, outcome))
         del task, block, done, outcome
 
 
@@ -265,6 +284,4 @@ def _end_threads(tasks: SimpleQueue[Any], threads: list[threading.Thread]) -> No
     drain(tasks)
     for _ in threads:
         tasks.put(None)
-    for thread in threads:
-        if thread is not threading.current_thread():
-            thread.join(JOIN_SECONDS)
+    join_all(threads)

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import pickle
+import threading
+import time
 import traceback
 import weakref
 from multiprocessing import get_context, shared_memory
 from typing import Any
 
+from mirrax._src.input.background import JOIN_SECONDS
 from mirrax._src.input.blocks import Block, Singles, rows_of
 from mirrax._src.input.element_fn import ElementFn
 from mirrax._src.input.structure import map_leaves, own, stack_elements
@@ -24,10 +27,22 @@ _SMALLEST = 1 << 16  # bytes of shared memory
 _ALIGNMENT = 64
 
 
+_lock = threading.Lock()
+
+
 def process_pool(fn: ElementFn, count: int) -> ThreadPool:
     """The pool of `count` processes that call `fn`; the one of an earlier pass, if any."""
-    pools = fn.pools
-    if count not in pools:
+    with _lock:
+        pool = fn.pools.get(count)
+        if pool is None or not all(worker.is_alive() for worker in pool.workers):
+            pool = fn.pools[count] = _ProcessPool(fn, count)
+        return pool
+
+
+class _ProcessPool(ThreadPool):
+    """Threads that serve a process each."""
+
+    def __init__(self, fn: ElementFn, count: int) -> None:
         try:
             pickled = pickle.dumps(fn.fn)
         except Exception as error:
@@ -36,9 +51,19 @@ def process_pool(fn: ElementFn, count: int) -> ThreadPool:
                 f"{fn!r} cannot be pickled ({error}). Define it at the top of a module "
                 '(no lambda, no inner function), or use `workers="threads"`.'
             ) from None
-        workers = [_Worker(pickled, repr(fn)) for _ in range(count)]
-        pools[count] = ThreadPool([w.call for w in workers], _CHUNK, False)
-    return pools[count]
+        self.workers = [_Worker(pickled, repr(fn)) for _ in range(count)]
+        super().__init__([w.call for w in self.workers], _CHUNK, is_of_one_pass=False)
+        weakref.finalize(self, _end_processes, self.workers)
+
+
+def _end_processes(workers: list[_Worker]) -> None:
+    """Closes all pipes, which ends the processes; one that is busy has a second for it."""
+    for worker in workers:
+        worker.pipe.close()
+    deadline = time.monotonic() + JOIN_SECONDS
+    for worker in workers:
+        worker.process.join(max(0.0, deadline - time.monotonic()))
+        worker.end()
 
 
 class _Worker:
@@ -47,18 +72,26 @@ class _Worker:
     def __init__(self, pickled: bytes, name: str) -> None:
         # Not "fork": JAX's threads would be copied in the middle of their work.
         context = get_context("spawn")
-        self._pipe, theirs = context.Pipe()
-        self._process = context.Process(
+        self.pipe, theirs = context.Pipe()
+        self.process = context.Process(
             target=_serve, args=(theirs, pickled), name="mirrax-map", daemon=True
         )
-        self._process.start()
+        self.process.start()
         theirs.close()
         self._name = name
         self._out = _Memory()
         self._in = _Attached()
-        self._end = weakref.finalize(
-            self, _end_process, self._pipe, self._process, self._out, self._in
-        )
+
+    def is_alive(self) -> bool:
+        return self.process.is_alive()
+
+    def end(self) -> None:
+        """Ends the process, if it has not ended by itself, and frees all memory."""
+        if self.process.is_alive():
+            self.process.terminate()
+            self.process.join()
+        self._in.free()
+        self._out.close()
 
     def call(self, block: Block) -> Block:
         try:
@@ -66,14 +99,15 @@ class _Worker:
         except ValueError:  # elements that differ
             value = None, list(block.elements())
         try:
-            self._pipe.send(self._out.write(value))
-            is_error, message = self._pipe.recv()
+            self.pipe.send(self._out.write(value))
+            is_error, message = self.pipe.recv()
         except (EOFError, OSError):
-            self._process.join(1)
+            self.process.join(1)
+            self.end()
             raise RuntimeError(
-                f"A process that calls {self._name} for `map` has ended (exit code "
-                f"{self._process.exitcode}). Look above for what it printed; a script that uses "
-                'processes needs `if __name__ == "__main__":` around what it runs.'
+                f"A process that calls {self._name} for `map` has ended, with exit code "
+                f"{self.process.exitcode}. {_advice(self.process.exitcode)} The next pass over "
+                "the data starts new processes."
             ) from None
         if is_error:
             raise pickle.loads(message)
@@ -89,16 +123,16 @@ class _Worker:
         return Block(Singles(results), range(len(results)))
 
 
-def _end_process(pipe: Any, process: Any, *memories: Any) -> None:
-    pipe.close()
-    process.join(2)
-    if process.is_alive():
-        process.terminate()
-    for memory in memories:
-        memory.close()
+def _advice(exit_code: int | None) -> str:
+    if exit_code is not None and exit_code < 0:
+        return "It was killed by a signal: for -9 look for the system running out of memory."
+    return (
+        "Look above for what it printed; a script that uses processes needs "
+        '`if __name__ == "__main__":` around what it runs.'
+    )
 
 
-def _together(elements: list[Any]) -> tuple[int | None, Any]:
+def _stacked(elements: list[Any]) -> tuple[int | None, Any]:
     """Elements stacked, and their number; or as a list, if they differ."""
     try:
         return len(elements), stack_elements(elements)
@@ -168,6 +202,14 @@ class _Attached:
                 self._memory.close()
             self._memory = None
 
+    def free(self) -> None:
+        """Gives the memory back, where the other side may not have been able to."""
+        memory = self._memory
+        self.close()
+        if memory is not None:
+            with contextlib.suppress(FileNotFoundError):
+                memory.unlink()
+
 
 # In the other process -----------------------------------------------------------------------
 
@@ -198,7 +240,7 @@ def _results(fn: ElementFn, count: int | None, value: Any) -> tuple[int | None, 
     failed = [r for r in results if isinstance(r, Failed)]
     for each in failed:
         each.error = _pickled_error(each.error)
-    return (None, results) if failed else _together(results)
+    return (None, results) if failed else _stacked(results)
 
 
 def _pickled_error(error: BaseException) -> bytes:
