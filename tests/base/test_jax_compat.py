@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from jax import lax
 
 from mirrax._src.base import jax_compat
@@ -60,3 +61,13 @@ def test_a_jaxpr_may_reduce_over_an_axis_and_be_cut() -> None:
     )
     (doubled,) = jax_compat.eval_jaxpr(part, (), jnp.float32(3))
     assert float(doubled) == 6
+
+
+@pytest.mark.parametrize("value", [np.arange(3), np.float64(1.5), np.zeros((2, 0))])
+def test_numpy_data_is_put_on_a_device_uncommitted(value):
+    device = jax.devices("cpu")[1]
+    array = jax_compat.put_uncommitted(value, device)
+    assert array.devices() == {device} and not array.committed
+    assert array.dtype == jax.dtypes.canonicalize_dtype(value.dtype)
+    assert np.array_equal(array, value)
+    assert (array + jnp.ones(())).shape == value.shape  # it mixes with other devices'

@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.core
+import numpy as np
 from jax._src import array as _array
 from jax._src import config as _config
 from jax._src import core as _core
 from jax._src import xla_bridge as _xla_bridge
+from jax._src.interpreters import pxla as _pxla
 from jax.extend import core as _extend_core
 
 if TYPE_CHECKING:
@@ -81,6 +83,19 @@ def thread_settings() -> Callable[[], None]:
 # Entering a new value makes JAX's trace caches miss, which would otherwise keep what a
 # function read from a variable when it was first traced.
 fresh_traces = jax.make_user_context(None)
+
+
+def put_uncommitted(value: Any, device: Device) -> jax.Array:
+    """NumPy data on `device`, as an array that JAX may move.
+
+    In less than half the time of `device_put`, which also would commit it to the device.
+    """
+    array = np.asarray(value)
+    dtype = jax.dtypes.canonicalize_dtype(array.dtype)
+    array = array if array.dtype == dtype else array.astype(dtype)
+    aval = jax.core.ShapedArray(array.shape, dtype)
+    sharding = jax.sharding.SingleDeviceSharding(device)
+    return _pxla.batched_device_put(aval, sharding, [array], [device], committed=False)
 
 
 def uncommitted(array: jax.Array) -> jax.Array:

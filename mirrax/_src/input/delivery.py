@@ -7,16 +7,15 @@ from typing import Any
 import jax
 import numpy as np
 
-from mirrax._src.base.jax_compat import uncommitted
+from mirrax._src.base.jax_compat import put_uncommitted
 from mirrax._src.base.mesh import ReplicaMesh
-from mirrax._src.base.values import PerReplica, Stacked, to_device
+from mirrax._src.base.values import PerReplica, Stacked
 from mirrax._src.input.blocks import Block, value_of
 from mirrax._src.input.splitting import Step
 from mirrax._src.input.structure import (
     PyTree,
     StructureError,
     check_leaves,
-    leaves_of,
     map_leaves,
     own,
     show,
@@ -36,8 +35,6 @@ class Delivery:
         """A step's parts as one value for each replica."""
         values = [_own(part) for part in step]
         self._check_structure(values[0])
-        if self._fetch and len(values) == 1:
-            return self._put_one(values[0])
         deliver = self._put if self._fetch else _regrouped
         try:
             return map_leaves(deliver, *values)
@@ -62,18 +59,6 @@ class Delivery:
             ) from None
         self._number += 1
 
-    def _put_one(self, value: PyTree) -> PyTree:
-        """An element on the only device; all copies are started in one call."""
-        assert self._mesh is not None
-        arrays = [leaf for leaf in leaves_of(value) if not _is_text(leaf)]
-        device = self._mesh.local_devices[0]
-        default = jax.config.jax_default_device  # type: ignore[attr-defined]
-        if device == jax.devices()[0] and default is None:
-            put = iter(jax.device_put(arrays))  # uncommitted as it is
-        else:
-            put = map(uncommitted, jax.device_put(arrays, device))
-        return map_leaves(lambda leaf: leaf if _is_text(leaf) else next(put), value)
-
     def _put(self, *parts: Any) -> Any:
         """One leaf's parts on the devices; text stays where it is."""
         check_leaves(parts)
@@ -81,11 +66,16 @@ class Delivery:
         assert mesh is not None
         if _is_text(first):
             return _regrouped(*parts)
-        is_even = first.ndim and all(
-            p.shape == first.shape and p.dtype == first.dtype for p in parts
+        is_even = (
+            mesh.size > 1
+            and first.ndim
+            and all(p.shape == first.shape and p.dtype == first.dtype for p in parts)
         )
         if not is_even:
-            put = [to_device(p, device) for p, device in zip(parts, mesh.local_devices)]
+            put = [
+                put_uncommitted(p, device)
+                for p, device in zip(parts, mesh.local_devices)
+            ]
             return _regrouped(*put)
         dtype = jax.dtypes.canonicalize_dtype(first.dtype)
         if dtype != first.dtype:
