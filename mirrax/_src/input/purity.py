@@ -24,7 +24,8 @@ _HARMLESS = frozenset(
 _EFFECTS = frozenset(
     "STORE_GLOBAL DELETE_GLOBAL STORE_ATTR DELETE_ATTR STORE_SUBSCR DELETE_SUBSCR "
     "STORE_SLICE STORE_DEREF DELETE_DEREF IMPORT_NAME IMPORT_FROM RAISE_VARARGS "
-    "YIELD_VALUE SEND GET_AWAITABLE LOAD_BUILD_CLASS".split()
+    "YIELD_VALUE SEND GET_AWAITABLE LOAD_BUILD_CLASS "
+    "PUSH_EXC_INFO".split()  # `try` and `with`, which may hide what we have to see
 )
 # NumPy's functions whose results differ from call to call, or that reach outside.
 _DANGEROUS = frozenset(
@@ -91,8 +92,6 @@ def _is_pure_code(fn: types.FunctionType, seen: set[int]) -> bool:
 
 def _has_effects(code: types.CodeType) -> bool:
     is_loop = code.co_name in ("<listcomp>", "<dictcomp>", "<setcomp>", "<genexpr>")
-    if code.co_exceptiontable and not is_loop:
-        return True  # `try` and `with` may hide what we have to see
     if any(isinstance(c, tuple) and "out" in c for c in code.co_consts):
         return True  # a call with `out=...`
     for op in dis.get_instructions(code):
