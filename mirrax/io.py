@@ -11,5 +11,5 @@ from mirrax._src.input.examples import decode_example as decode_example
 from mirrax._src.input.examples import encode_example as encode_example
 from mirrax._src.input.examples import parse_example as parse_example
 from mirrax._src.input.examples import parse_single_example as parse_single_example
-from mirrax._src.input.records import TFRecordOptions as TFRecordOptions
-from mirrax._src.input.records import TFRecordWriter as TFRecordWriter
+from mirrax._src.input.writing import TFRecordOptions as TFRecordOptions
+from mirrax._src.input.writing import TFRecordWriter as TFRecordWriter

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import glob
-import inspect
-import operator
 import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -14,10 +12,16 @@ import jax
 import numpy as np
 
 from mirrax._src.input import sources
+from mirrax._src.input.arguments import (
+    check_arguments,
+    checked_calls,
+    integer,
+    positive,
+)
 from mirrax._src.input.element_fn import ElementFn
 from mirrax._src.input.iterators import Iterator as DatasetIterator
 from mirrax._src.input.iterators import Passes
-from mirrax._src.input.node import INFINITE, UNKNOWN, Node, node, rebuild
+from mirrax._src.input.node import INFINITE, UNKNOWN, Node, rebuild
 from mirrax._src.input.options import AUTOTUNE, SHARD_HINT, Options
 from mirrax._src.input.structure import (
     PyTree,
@@ -94,7 +98,7 @@ class Dataset:
         >>> list(mx.data.Dataset.range(1, 6, 2).as_numpy_iterator())
         [np.int64(1), np.int64(3), np.int64(5)]
         """
-        numbers = range(*(_integer(arg, "range") for arg in args))
+        numbers = range(*(integer(arg, "range") for arg in args))
         dtype = TensorSpec((), output_type).dtype
         return Dataset(sources.Range(numbers.start, numbers.stop, numbers.step, dtype))
 
@@ -255,10 +259,10 @@ class Dataset:
             raise ValueError(
                 "`synchronous=True` and `num_parallel_calls` exclude each other."
             )
-        calls = _checked_calls(num_parallel_calls)
+        calls = checked_calls(num_parallel_calls)
         if calls is None and workers == "processes":
             calls = AUTOTUNE
-        _check_arguments(map_func, self.node, "map")
+        check_arguments(map_func, self.node, "map")
         step = Map(self.node, ElementFn(map_func, "map"), calls, deterministic, workers)
         return self._then(_with_options(step, self._options) or step)
 
@@ -270,12 +274,12 @@ class Dataset:
         """
         if not callable(predicate):
             raise TypeError(f"`filter` needs a function, got {predicate!r}.")
-        _check_arguments(predicate, self.node, "filter")
+        check_arguments(predicate, self.node, "filter")
         return self._then(Filter(self.node, ElementFn(predicate, "filter")))
 
     def enumerate(self, start: int = 0, name: str | None = None) -> Dataset:
         """Pairs of a number, from `start` on, and an element."""
-        return self._then(selecting.Enumerate(self.node, _integer(start, "start")))
+        return self._then(selecting.Enumerate(self.node, integer(start, "start")))
 
     def flat_map(
         self, map_func: Callable[..., Any], name: str | None = None
@@ -307,7 +311,7 @@ class Dataset:
             deterministic: Accepted; the order is always that of the turns.
             name: Unused, as in TensorFlow's eager mode.
         """
-        calls = _checked_calls(num_parallel_calls)
+        calls = checked_calls(num_parallel_calls)
         cycle = AUTOTUNE if cycle_length is None else cycle_length
         if cycle == AUTOTUNE:
             cycle = num_calls(calls or AUTOTUNE)
@@ -334,7 +338,7 @@ class Dataset:
     ) -> Dataset:
         if not callable(map_func):
             raise TypeError(f"`{label}` needs a function, got {map_func!r}.")
-        _check_arguments(map_func, self.node, label)
+        check_arguments(map_func, self.node, label)
         fn = ElementFn(map_func, label)
         return self._then(
             Interleave(
@@ -364,8 +368,8 @@ class Dataset:
             deterministic: Accepted; the order is always that of the elements.
             name: Unused, as in TensorFlow's eager mode.
         """
-        size = _positive(batch_size, "batch_size")
-        is_parallel = _checked_calls(num_parallel_calls) is not None
+        size = positive(batch_size, "batch_size")
+        is_parallel = checked_calls(num_parallel_calls) is not None
         return self._then(
             batching.Batch(self.node, size, bool(drop_remainder), is_parallel)
         )
@@ -393,7 +397,7 @@ class Dataset:
             drop_remainder: Whether a last batch that is not full is left out.
             name: Unused, as in TensorFlow's eager mode.
         """
-        size = _positive(batch_size, "batch_size")
+        size = positive(batch_size, "batch_size")
         return self._then(
             batching.PaddedBatch(
                 self.node, size, padded_shapes, padding_values, bool(drop_remainder)
@@ -425,11 +429,11 @@ class Dataset:
             name: Unused, as in TensorFlow's eager mode.
         """
         if buffer_size is not None and buffer_size != UNKNOWN:
-            buffer_size = _positive(buffer_size, "buffer_size")
+            buffer_size = positive(buffer_size, "buffer_size")
         else:
             buffer_size = None
         if seed is not None:
-            seed = _integer(seed, "seed")
+            seed = integer(seed, "seed")
         return self._then(
             Shuffle(
                 self.node,
@@ -444,17 +448,17 @@ class Dataset:
         """The elements `count` times; for ever if it is None or -1."""
         return self._then(
             selecting.Repeat(
-                self.node, -1 if count is None else _integer(count, "count")
+                self.node, -1 if count is None else integer(count, "count")
             )
         )
 
     def take(self, count: int, name: str | None = None) -> Dataset:
         """The first `count` elements; all if it is -1."""
-        return self._then(selecting.Take(self.node, _integer(count, "count")))
+        return self._then(selecting.Take(self.node, integer(count, "count")))
 
     def skip(self, count: int, name: str | None = None) -> Dataset:
         """All but the first `count` elements; none if it is -1."""
-        return self._then(selecting.Skip(self.node, _integer(count, "count")))
+        return self._then(selecting.Skip(self.node, integer(count, "count")))
 
     def shard(self, num_shards: int, index: int, name: str | None = None) -> Dataset:
         """Every `num_shards`-th element, from number `index` on.
@@ -462,10 +466,10 @@ class Dataset:
         >>> list(mx.data.Dataset.range(7).shard(3, 1))
         [np.int64(1), np.int64(4)]
         """
-        num_shards = _integer(num_shards, "num_shards")
-        index = _integer(index, "index")
+        num_shards = integer(num_shards, "num_shards")
+        index = integer(index, "index")
         if num_shards == SHARD_HINT:
-            return self._then(ShardHint(self.node))
+            return self._then(selecting.ShardHint(self.node))
         if num_shards < 1:
             raise ValueError(f"`num_shards` must be positive, got {num_shards}.")
         if not 0 <= index < num_shards:
@@ -506,7 +510,7 @@ class Dataset:
             buffer_size: How many; `AUTOTUNE` is 2, 0 is none.
             name: Unused, as in TensorFlow's eager mode.
         """
-        buffer_size = _integer(buffer_size, "buffer_size")
+        buffer_size = integer(buffer_size, "buffer_size")
         if buffer_size < 0 and buffer_size != AUTOTUNE:
             raise ValueError(f"`buffer_size` cannot be negative, got {buffer_size}.")
         size = 2 if buffer_size == AUTOTUNE else buffer_size
@@ -593,22 +597,6 @@ class Dataset:
         return f"<mx.data.Dataset {self.node.describe()}, length {size or self.cardinality()}>"
 
 
-@node
-class ShardHint(selecting.Through):
-    """The place where the policy HINT divides a dataset among workers."""
-
-    input: Node
-
-    def open(self, path: Any, state: Any = None) -> Any:
-        raise RuntimeError(
-            "`shard(SHARD_HINT, ...)` marks where a dataset is divided among workers. Distribute "
-            "the dataset with `auto_shard_policy` HINT; without distribution give numbers."
-        )
-
-    def describe(self) -> str:
-        return "shard(SHARD_HINT)"
-
-
 def _with_options(step: Node, options: Options) -> Node | None:
     """A step that leaves a choice to the options, with the choice made."""
     if not isinstance(step, Map):
@@ -624,49 +612,6 @@ def _with_options(step: Node, options: Options) -> Node | None:
     return dataclasses.replace(
         step, input=rebuild(step.input, lambda n: _with_options(n, options))
     )
-
-
-def _checked_calls(calls: int | None) -> int | None:
-    calls = None if calls is None else _integer(calls, "num_parallel_calls")
-    if calls is not None and calls != AUTOTUNE and calls < 1:
-        raise ValueError(
-            f"`num_parallel_calls` must be positive or AUTOTUNE, got {calls}."
-        )
-    return calls
-
-
-def _integer(value: Any, name: str) -> int:
-    try:
-        return operator.index(value)
-    except TypeError:
-        raise TypeError(f"`{name}` must be an integer, got {value!r}.") from None
-
-
-def _positive(value: Any, name: str) -> int:
-    number = _integer(value, name)
-    if number < 1:
-        raise ValueError(f"`{name}` must be positive, got {number}.")
-    return number
-
-
-def _check_arguments(fn: Callable[..., Any], root: Node, what: str) -> None:
-    """Raises if `fn` cannot be called with an element, where that is known beforehand."""
-    spec = root.outline()
-    if spec is None:
-        return
-    count = len(spec) if type(spec) is tuple else 1
-    try:
-        signature = inspect.signature(fn)
-    except (TypeError, ValueError):
-        return  # a function without a signature
-    try:
-        signature.bind(*range(count))
-    except TypeError as error:
-        raise TypeError(
-            f"`{what}` calls its function with {count} argument(s), the part(s) of an element "
-            f"{spec}, but {getattr(fn, '__qualname__', fn)}{signature} does not take them: "
-            f"{error}."
-        ) from None
 
 
 def _node_of(result: Any, what: str) -> Node:

@@ -7,7 +7,7 @@ from typing import Any
 
 from mirrax._src.base.errors import warn_user
 from mirrax._src.input.blocks import value_of
-from mirrax._src.input.dataset import Dataset, ShardHint
+from mirrax._src.input.dataset import Dataset
 from mirrax._src.input.node import Node, Path, State, open_cursor, rebuild, walk
 from mirrax._src.input.options import AutoShardPolicy, InputOptions
 from mirrax._src.input.records import FileReader
@@ -25,7 +25,7 @@ from mirrax._src.input.splitting import (
 from mirrax._src.input.transforms.batching import Batch, PaddedBatch
 from mirrax._src.input.transforms.buffering import Prefetch
 from mirrax._src.input.transforms.nesting import Interleave
-from mirrax._src.input.transforms.selecting import Shard
+from mirrax._src.input.transforms.selecting import Shard, ShardHint
 
 _MOST_FILES_SHOWN = 6
 

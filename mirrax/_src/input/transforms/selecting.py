@@ -182,6 +182,22 @@ class _ShardCursor(Cursor):
 
 
 @node
+class ShardHint(Through):
+    """The place where the policy HINT divides a dataset among workers."""
+
+    input: Node
+
+    def open(self, path: Path, state: State = None) -> Cursor:
+        raise RuntimeError(
+            "`shard(SHARD_HINT, ...)` marks where a dataset is divided among workers. Distribute "
+            "the dataset with `auto_shard_policy` HINT; without distribution give numbers."
+        )
+
+    def describe(self) -> str:
+        return "shard(SHARD_HINT)"
+
+
+@node
 class Repeat(Through):
     """The input `count` times; for ever if it is negative."""
 
