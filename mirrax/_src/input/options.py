@@ -34,11 +34,9 @@ class DistributeOptions:
 
     Attributes:
         auto_shard_policy: How it is divided among workers.
-        num_devices: The number of devices, for those who want to write it down.
     """
 
     auto_shard_policy: AutoShardPolicy = AutoShardPolicy.AUTO
-    num_devices: int | None = None
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "auto_shard_policy":
