@@ -11,6 +11,9 @@ from mirrax import data as data
 from mirrax import distribute as distribute
 from mirrax import errors as errors
 from mirrax import io as io
+from mirrax import metrics as metrics
+from mirrax import nn as nn
+from mirrax import train as train
 from mirrax._src.base.logical import install as _install
 from mirrax._src.base.reduce_op import VariableAggregation as VariableAggregation
 from mirrax._src.base.reduce_op import (

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 import mirrax as mx
 
@@ -43,6 +44,12 @@ def __getattr__(name):
     """The newer names, once mirrax has them."""
     if name in ("data", "errors", "io", "TensorSpec"):
         return getattr(mx, name)
+    if name in ("compute_average_loss", "scale_regularization_loss"):
+        return getattr(mx.nn, name)
+    if name in ("Mean", "Sum", "Accuracy", "SparseCategoricalAccuracy"):
+        return getattr(mx.metrics, name)
+    if name in ("Checkpoint", "CheckpointManager", "latest_checkpoint"):
+        return getattr(mx.train, name)
     raise AttributeError(name)
 
 
@@ -84,6 +91,34 @@ def gradient(fn, x):
 
 def variable_gradients(fn, variables):
     return mx.value_and_grad(fn, variables)()
+
+
+def sgd(learning_rate, momentum=0.0, nesterov=False, global_clipnorm=None, **kwargs):
+    transformation = optax.sgd(learning_rate, momentum or None, nesterov)
+    if global_clipnorm is not None:
+        clip = optax.clip_by_global_norm(global_clipnorm)
+        transformation = optax.chain(clip, transformation)
+    return mx.train.Optimizer(transformation, **kwargs)
+
+
+def adam(learning_rate):
+    return mx.train.Optimizer(optax.adam(learning_rate, eps=1e-7))
+
+
+def exponential_decay(initial, steps, rate):
+    return optax.exponential_decay(initial, steps, rate)
+
+
+def build(strategy, optimizer, variables):
+    optimizer.build(variables)
+
+
+def metric_variables(metric):
+    return list(metric.variables)
+
+
+def trackable(metric):
+    return metric
 
 
 def function(fn):

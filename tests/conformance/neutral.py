@@ -1,7 +1,11 @@
 """The part of `api` that needs no array library: it is the same for both."""
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import islice
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -87,6 +91,31 @@ def spec(value: Any) -> Any:
     shape = "unknown" if unknown else [d if d is None else int(d) for d in value.shape]
     dtype = value.dtype if hasattr(value.dtype, "name") else np.dtype(value.dtype)
     return [shape, "string" if dtype.name in ("object", "bytes") else dtype.name]
+
+
+@contextmanager
+def directory() -> Iterator[str]:
+    """A directory that is there for as long as the block runs."""
+    with TemporaryDirectory() as path:
+        yield path
+
+
+def relative(path: Any, directory: str) -> Any:
+    """A path, or each of a list of them, from `directory` on."""
+    if isinstance(path, list | tuple):
+        return [relative(each, directory) for each in path]
+    is_path = isinstance(path, str | os.PathLike)
+    return os.path.relpath(path, directory) if is_path else path
+
+
+def checkpoints_in(directory: str) -> list[str]:
+    """The checkpoints on disk: TensorFlow has two files for each, mirrax a directory."""
+    names = [
+        each.name if each.is_dir() else each.stem
+        for each in Path(directory).iterdir()
+        if each.is_dir() or each.suffix == ".index"
+    ]
+    return sorted(names)
 
 
 def local_results(strategy: Any, value: Any) -> list:

@@ -33,6 +33,16 @@ concat = tf.concat
 square = tf.square
 cast = tf.cast
 
+compute_average_loss = tf.nn.compute_average_loss
+scale_regularization_loss = tf.nn.scale_regularization_loss
+Mean = tf.keras.metrics.Mean
+Sum = tf.keras.metrics.Sum
+Accuracy = tf.keras.metrics.Accuracy
+SparseCategoricalAccuracy = tf.keras.metrics.SparseCategoricalAccuracy
+Checkpoint = tf.train.Checkpoint
+CheckpointManager = tf.train.CheckpointManager
+latest_checkpoint = tf.train.latest_checkpoint
+
 data = tf.data
 errors = tf.errors
 io = tf.io
@@ -99,6 +109,33 @@ def variable_gradients(fn, variables):
     with tf.GradientTape() as tape:
         value = fn()
     return value, tape.gradient(value, variables)
+
+
+def sgd(learning_rate, momentum=0.0, nesterov=False, **kwargs):
+    return tf.keras.optimizers.SGD(learning_rate, momentum, nesterov, **kwargs)
+
+
+def adam(learning_rate):
+    return tf.keras.optimizers.Adam(learning_rate, epsilon=1e-7)
+
+
+def exponential_decay(initial, steps, rate):
+    return tf.keras.optimizers.schedules.ExponentialDecay(initial, steps, rate)
+
+
+def build(strategy, optimizer, variables):
+    """Makes the slots; at a first compiled step Keras would fill only the first copy."""
+    with strategy.scope():
+        optimizer.build(variables)
+
+
+def metric_variables(metric):
+    return [variable.value for variable in metric.variables]
+
+
+def trackable(metric):
+    """A metric as an attribute of a checkpoint: Keras' own cannot be one."""
+    return metric_variables(metric)
 
 
 def function(fn):

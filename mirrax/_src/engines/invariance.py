@@ -84,6 +84,9 @@ def _invariant_results(eqn: Any, ins: list[bool]) -> list[bool]:
         return ins
     if eqn.params.get("name") == MARK:
         return [True] * count
+    if name == "cond" and ins[0]:
+        branches = [invariant_outputs(b.jaxpr, ins[1:]) for b in eqn.params["branches"]]
+        return [all(same) for same in zip(*branches)]
     inner = eqn.params.get("jaxpr") or eqn.params.get("call_jaxpr")
     is_call = name in (
         "jit",

@@ -1,0 +1,229 @@
+"""`mx.metrics`: sums that every replica adds to on its own, combined when they are read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from mirrax._src.base.reduce_op import VariableAggregation, VariableSynchronization
+from mirrax._src.state.variable import Variable
+from mirrax._src.train.losses import match_rank
+
+
+class Metric:
+    """What metrics share. Make them in the strategy's scope, update them in replicas.
+
+    A subclass makes its sums with `add_sum` and brings `update_state` and `result`. Inside a
+    replica `result` is the replica's own; outside it is that of all replicas.
+
+    Args:
+        name: Shown in messages.
+        dtype: The type of the sums.
+    """
+
+    __module__ = "mirrax.metrics"
+
+    def __init__(self, name: str | None = None, dtype: Any = None) -> None:
+        self.name = name or _snake_case(type(self).__name__)
+        self.dtype = jnp.dtype(dtype or "float32")
+        self._sums: dict[str, Variable] = {}
+
+    def add_sum(self, name: str) -> Variable:
+        """A new variable, 0 at the start: each replica adds to its own copy."""
+        self._sums[name] = Variable(
+            jnp.zeros((), self.dtype),
+            name=f"{self.name}/{name}",
+            synchronization=VariableSynchronization.ON_READ,
+            aggregation=VariableAggregation.SUM,
+        )
+        return self._sums[name]
+
+    @property
+    def variables(self) -> list[Variable]:
+        """The sums."""
+        return list(self._sums.values())
+
+    def saved_parts(self) -> dict[str, Any]:
+        """What a checkpoint saves, by name."""
+        return dict(self._sums)
+
+    def update_state(self, *args: Any, **kwargs: Any) -> None:
+        """Adds what one batch contributes."""
+        raise NotImplementedError(
+            f"{type(self).__name__} does not say how it is updated."
+        )
+
+    def result(self) -> jax.Array:
+        """The value of all that has been added since the last reset."""
+        raise NotImplementedError(f"{type(self).__name__} does not say its result.")
+
+    def reset_state(self) -> None:
+        """Begins anew, for the next epoch."""
+        for variable in self._sums.values():
+            variable.assign(jnp.zeros((), self.dtype))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> jax.Array:
+        """`update_state`, then `result`."""
+        self.update_state(*args, **kwargs)
+        return self.result()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} name={self.name}>"
+
+
+class Sum(Metric):
+    """The (weighted) sum of all values.
+
+    >>> metric = mx.metrics.Sum()
+    >>> metric.update_state([1.0, 2.0], sample_weight=[1.0, 3.0])
+    >>> metric.result()
+    Array(7., dtype=float32)
+    """
+
+    __module__ = "mirrax.metrics"
+
+    def __init__(self, name: str | None = None, dtype: Any = None) -> None:
+        super().__init__(name, dtype)
+        self.total = self.add_sum("total")
+
+    def update_state(self, values: Any, sample_weight: Any = None) -> None:
+        """Adds `values`, times `sample_weight`."""
+        values, _ = _per_example(values, sample_weight, self.dtype, jnp.sum)
+        _add(self.total, jnp.sum(values, dtype=self.dtype))
+
+    def result(self) -> jax.Array:
+        """The sum."""
+        return self.total.read_value()
+
+
+class Mean(Metric):
+    """The (weighted) mean of all examples, 0 if there were none.
+
+    >>> metric = mx.metrics.Mean()
+    >>> metric.update_state([1.0, 3.0])
+    >>> metric.update_state([8.0])
+    >>> metric.result()
+    Array(4., dtype=float32)
+
+    Replicas and batches may have different numbers of examples: what counts is examples.
+    """
+
+    __module__ = "mirrax.metrics"
+
+    def __init__(self, name: str | None = None, dtype: Any = None) -> None:
+        super().__init__(name, dtype)
+        self.total = self.add_sum("total")
+        self.count = self.add_sum("count")
+
+    def update_state(self, values: Any, sample_weight: Any = None) -> None:
+        """Adds the examples along the first axis of `values`, times `sample_weight`.
+
+        Further axes are averaged. A `sample_weight` that is one number makes the whole batch
+        count as one example of that weight, as in Keras.
+        """
+        values, weights = _per_example(values, sample_weight, self.dtype, jnp.mean)
+        _add(self.total, jnp.sum(values, dtype=self.dtype))
+        _add(self.count, jnp.sum(weights, dtype=self.dtype))
+
+    def result(self) -> jax.Array:
+        """The mean."""
+        total, count = self.total.read_value(), self.count.read_value()
+        return jnp.where(count == 0, 0, total / jnp.where(count == 0, 1, count))
+
+
+class Accuracy(Mean):
+    """How often predictions equal labels.
+
+    >>> metric = mx.metrics.Accuracy()
+    >>> metric.update_state([1, 2, 3, 4], [0, 2, 3, 4])
+    >>> metric.result()
+    Array(0.75, dtype=float32)
+    """
+
+    __module__ = "mirrax.metrics"
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        """Adds a batch of labels and of what was predicted for them."""
+        y_true, y_pred = _as_numbers(y_true), _as_numbers(y_pred)
+        y_true, y_pred = _same_rank(y_true.astype(y_pred.dtype), y_pred)
+        _check_fit(y_true, y_pred)
+        super().update_state(y_true == y_pred, sample_weight)
+
+
+class SparseCategoricalAccuracy(Mean):
+    """How often the largest of an example's scores is that of its label.
+
+    >>> metric = mx.metrics.SparseCategoricalAccuracy()
+    >>> metric.update_state([2, 1], [[0.1, 0.6, 0.3], [0.05, 0.95, 0.0]])
+    >>> metric.result()
+    Array(0.5, dtype=float32)
+    """
+
+    __module__ = "mirrax.metrics"
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        """Adds a batch of labels and of the scores of all classes."""
+        y_true, y_pred = _as_numbers(y_true), _as_numbers(y_pred)
+        chosen = jnp.argmax(y_pred, axis=-1)
+        if y_true.ndim == y_pred.ndim and y_true.shape[-1] == 1:
+            y_true = y_true[..., 0]
+        if y_true.shape != chosen.shape:
+            raise ValueError(
+                f"Labels of shape {y_true.shape} do not fit scores of shape {y_pred.shape}."
+            )
+        super().update_state(y_true == chosen, sample_weight)
+
+
+def _per_example(
+    values: Any, weights: Any, dtype: Any, reduce: Any
+) -> tuple[jax.Array, jax.Array]:
+    """Values (weighted) and weights, one for each example; further axes are reduced."""
+    values = _as_numbers(values).astype(dtype)
+    if weights is None:
+        values = reduce(values, axis=tuple(range(1, values.ndim)))
+        return values, jnp.ones_like(values)
+    weights = match_rank(_as_numbers(weights).astype(dtype), values)
+    values = reduce(values, axis=tuple(range(weights.ndim, values.ndim)))
+    values = values * weights
+    return tuple(reduce(x, axis=tuple(range(1, x.ndim))) for x in (values, weights))  # type: ignore[return-value]
+
+
+def _as_numbers(values: Any) -> jax.Array:
+    if values is None:
+        raise ValueError("A metric needs values to add, got None.")
+    try:
+        return jnp.asarray(values)
+    except TypeError:
+        raise ValueError(
+            f"A metric adds arrays of numbers, got {type(values).__name__}."
+        ) from None
+
+
+def _same_rank(a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Arrays whose ranks differ by one, with the last axis dropped or added."""
+    for _ in range(2):
+        if a.ndim == b.ndim + 1:
+            b = b[..., None] if a.shape[-1] != 1 else b
+            a = a[..., 0] if a.shape[-1] == 1 else a
+        a, b = b, a
+    return a, b
+
+
+def _check_fit(a: jax.Array, b: jax.Array) -> None:
+    try:
+        jnp.broadcast_shapes(a.shape, b.shape)
+    except ValueError:
+        raise ValueError(
+            f"Labels of shape {a.shape} do not fit predictions of shape {b.shape}."
+        ) from None
+
+
+def _add(variable: Variable, amount: jax.Array) -> None:
+    # Not `assign_add`, which is an error for sums outside of replicas.
+    variable.assign(variable.read_value() + amount)
+
+
+def _snake_case(name: str) -> str:
+    return "".join(f"_{c.lower()}" if c.isupper() else c for c in name).lstrip("_")

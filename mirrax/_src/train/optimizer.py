@@ -1,0 +1,459 @@
+"""`mx.train.Optimizer`: an Optax transformation that sums gradients over replicas."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from mirrax._src.base import context
+from mirrax._src.base.jax_compat import Tracer
+from mirrax._src.base.reduce_op import VariableAggregation, VariableSynchronization
+from mirrax._src.base.values import PyTree, ReplicaValues
+from mirrax._src.collectives.options import CommunicationOptions
+from mirrax._src.collectives.sparse import IndexedSlices
+from mirrax._src.engines.function import function
+from mirrax._src.state.variable import Variable, VariableSpec
+from mirrax._src.strategies.default import get_strategy
+
+
+class Accumulating(NamedTuple):
+    """The state of an optimizer that updates once in several calls."""
+
+    micro_step: Any
+    accumulated: PyTree
+    inner: PyTree
+
+
+class _Name(str):
+    """The key of a variable among the parameters, told apart from other keys of a state."""
+
+
+class Optimizer:
+    """Trains variables, or a pytree of parameters, with an Optax transformation.
+
+    >>> import optax
+    >>> strategy = mx.MirroredStrategy(["CPU:0", "CPU:1"])
+    >>> with strategy.scope():
+    ...     w = mx.Variable(5.0)
+    >>> optimizer = mx.train.Optimizer(optax.sgd(0.1))
+    >>> @mx.function
+    ... def step():
+    ...     gradient = mx.grad(lambda: 0.5 * w * w, w)()
+    ...     optimizer.apply_gradients([(gradient, w)])
+    >>> strategy.run(step)
+    >>> w.numpy()  # 5 - 0.1 * (5 + 5): gradients are summed over the replicas
+    array(4., dtype=float32)
+
+    Gradients are summed first, so that clipping by the global norm
+    (`optax.chain(optax.clip_by_global_norm(1.0), optax.adam(1e-3))`) sees those of the whole
+    batch. In functional style it is a transformation like any other: `init` makes the state,
+    `update`, called in a replica, sums the gradients and returns the updates. To Optax the
+    variables are a dict by their names, for masks and labels.
+
+    Args:
+        transformation: What Optax makes: `optax.adam(1e-3)`, a `chain`, with schedules.
+        gradient_accumulation_steps: The number of calls whose mean gradient makes one update.
+            Gradients travel between replicas only then.
+        reduce_dtype: The dtype in which gradients are summed over replicas; by default their
+            own.
+        options: How the gradients travel.
+        name: Shown in messages.
+    """
+
+    __module__ = "mirrax.train"
+
+    def __init__(
+        self,
+        transformation: Any,
+        *,
+        gradient_accumulation_steps: int = 1,
+        reduce_dtype: Any = None,
+        options: CommunicationOptions | None = None,
+        name: str = "optimizer",
+    ) -> None:
+        if not callable(getattr(transformation, "init", None)) or not callable(
+            getattr(transformation, "update", None)
+        ):
+            raise TypeError(
+                "`mx.train.Optimizer` needs an Optax transformation, such as "
+                f"`optax.adam(1e-3)`, got {transformation!r}."
+            )
+        steps = gradient_accumulation_steps
+        if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
+            raise ValueError(
+                f"`gradient_accumulation_steps` must be a number from 1 on, got {steps!r}."
+            )
+        if reduce_dtype is not None and not jnp.issubdtype(reduce_dtype, jnp.inexact):
+            raise ValueError(
+                f"`reduce_dtype` must be a floating-point type, got {reduce_dtype!r}."
+            )
+        import optax
+
+        self.name = name
+        self._transformation = optax.with_extra_args_support(transformation)
+        self._steps = steps
+        self._reduce_dtype = reduce_dtype and jnp.dtype(reduce_dtype)
+        self._options = options
+        self._variables: dict[_Name, Variable] = {}
+        self._state: PyTree = None
+        self._saved: Mapping[str, Any] = {}
+        self._iterations = self._make_iterations(get_strategy(), 0)
+        self._compiled = function(self._update_variables)
+
+    # Functional style ------------------------------------------------------------------
+
+    def init(self, params: PyTree) -> PyTree:
+        """The state that `update` needs, for a pytree of parameters."""
+        inner = self._transformation.init(params)
+        if self._steps == 1:
+            return inner
+        zeros = jax.tree.map(jnp.zeros_like, params)
+        return Accumulating(jnp.zeros((), jnp.int32), zeros, inner)
+
+    def update(
+        self,
+        updates: PyTree,
+        state: PyTree,
+        params: PyTree = None,
+        *,
+        aggregate: bool = True,
+        **extra_args: Any,
+    ) -> tuple[PyTree, PyTree]:
+        """What to add to the parameters (`optax.apply_updates`), and the new state.
+
+        Args:
+            updates: This replica's gradients.
+            state: What `init` or the last `update` returned.
+            params: The parameters, for transformations that look at them (weight decay).
+            aggregate: Whether to sum the gradients over the replicas.
+            **extra_args: What the transformation takes beyond that.
+        """
+
+        def finish(gradients: PyTree, inner: PyTree) -> tuple[PyTree, PyTree]:
+            if aggregate:
+                gradients = self._sum(gradients)
+            return self._transformation.update(gradients, inner, params, **extra_args)
+
+        if self._steps == 1:
+            return finish(updates, state)
+        total = jax.tree.map(jnp.add, state.accumulated, updates)
+
+        def update() -> tuple[PyTree, PyTree]:
+            mean = jax.tree.map(lambda x: x / self._steps, total)
+            new, inner = finish(mean, state.inner)
+            return new, Accumulating(
+                jnp.zeros_like(state.micro_step),
+                jax.tree.map(jnp.zeros_like, total),
+                inner,
+            )
+
+        def wait() -> tuple[PyTree, PyTree]:
+            new = jax.tree.map(jnp.zeros_like, jax.eval_shape(update)[0])
+            return new, Accumulating(state.micro_step + 1, total, state.inner)
+
+        is_last = state.micro_step == self._steps - 1
+        if isinstance(is_last, Tracer):
+            return lax.cond(is_last, update, wait)
+        return update() if is_last else wait()
+
+    def _sum(self, gradients: PyTree) -> PyTree:
+        """The gradients of all replicas, summed in `reduce_dtype`."""
+        replica = context.current().replica
+        if replica is None:
+            raise RuntimeError(
+                "`Optimizer.update` sums gradients over replicas, so it must be called in a "
+                "replica: inside `strategy.run`. Pass `aggregate=False` for gradients that "
+                "are summed already."
+            )
+        if self._reduce_dtype is None:
+            return replica.all_reduce("SUM", gradients, self._options)
+        own = jax.tree.map(lambda x: x.dtype, gradients)
+        cast = jax.tree.map(lambda x: x.astype(self._reduce_dtype), gradients)
+        total = replica.all_reduce("SUM", cast, self._options)
+        return jax.tree.map(lambda x, dtype: x.astype(dtype), total, own)
+
+    # Variables -------------------------------------------------------------------------
+
+    @property
+    def iterations(self) -> Variable:
+        """How often the variables have been updated."""
+        return self._iterations
+
+    @property
+    def state(self) -> PyTree:
+        """Optax's state, with a variable for each array; None before it is built.
+
+        A hyperparameter of `optax.inject_hyperparams` can be assigned here:
+        `optimizer.state.hyperparams["learning_rate"].assign(0.01)`.
+        """
+        return self._state
+
+    @property
+    def variables(self) -> list[Variable]:
+        """The number of iterations and all variables of the state."""
+        slots = jax.tree.leaves(self._state, is_leaf=_is_variable)
+        return [self._iterations, *slots]
+
+    def saved_parts(self) -> dict[str, Any]:
+        """What a checkpoint saves, by name."""
+        return {"iterations": self._iterations, "state": self._state}
+
+    def restore_later(self, saved: Mapping[str, Any]) -> None:
+        """Takes values of the state, by their names in `state`, for when it is built."""
+        self._saved = saved
+
+    def build(self, variables: Sequence[Variable]) -> None:
+        """Makes the state for `variables`; else the first `apply_gradients` does."""
+        variables = list(variables)
+        _check_variables(variables)
+        if self._variables:
+            self._check_known(variables)
+            return
+        strategy = variables[0].strategy or get_strategy()
+        named = _named(variables)
+        with jax.ensure_compile_time_eval():
+            initial = self.init(
+                {k: v.concrete(is_local=True) for k, v in named.items()}
+            )
+        self._state = jax.tree_util.tree_map_with_path(
+            functools.partial(self._make_slot, strategy), initial
+        )
+        if self._iterations.strategy is not variables[0].strategy:
+            now = self._iterations.concrete(is_local=True)
+            self._iterations = self._make_iterations(strategy, now)
+        self._variables = named
+
+    def _make_iterations(self, strategy: Any, value: Any) -> Variable:
+        name = f"{self.name}/iterations"
+        spec = VariableSpec(value, trainable=False, name=name, dtype=jnp.int32)
+        return strategy.extended.create_variable(spec)
+
+    def _make_slot(self, strategy: Any, path: Any, value: Any) -> Variable:
+        key = jax.tree_util.keystr(path, simple=True, separator="/")
+        spec = VariableSpec(
+            self._saved.get(key, value),
+            trainable=False,
+            name=f"{self.name}/{key}",
+            dtype=jnp.asarray(value).dtype,
+        )
+        if self._steps > 1 and key.startswith("accumulated/"):
+            spec = replace(
+                spec,
+                synchronization=VariableSynchronization.ON_READ,
+                aggregation=VariableAggregation.SUM,
+            )
+        return strategy.extended.create_variable(spec)
+
+    def apply_gradients(
+        self,
+        grads_and_vars: Iterable[tuple[Any, Variable]],
+        aggregate: bool = True,
+        **extra_args: Any,
+    ) -> Variable:
+        """Sums the gradients over the replicas and updates every copy of the variables.
+
+        In cross-replica context distributed gradients are summed; plain arrays are taken as
+        they are.
+
+        Args:
+            grads_and_vars: Pairs of a gradient (an array or `mx.IndexedSlices`) and its
+                variable. The first call names all variables; of those that a later one
+                leaves out nothing changes.
+            aggregate: Whether to sum; False for gradients that are summed already.
+            **extra_args: What the transformation takes beyond gradients and parameters.
+
+        Returns:
+            `iterations`.
+        """
+        gradients, variables = _split_pairs(grads_and_vars)
+        here = context.current()
+        owner = variables[0].strategy or here.strategy
+        if here.replica is None or (
+            owner is not here.strategy and context.is_default()
+        ):
+            self._apply_together(owner, gradients, variables, aggregate, extra_args)
+        elif context.in_program(here) or here.strategy.num_replicas_in_sync == 1:
+            self._compiled(self._prepare(gradients, variables), aggregate, extra_args)
+        else:
+
+            def merge(strategy: Any, gradients: Any, extra_args: Any) -> None:
+                self._apply_together(
+                    strategy, gradients, variables, aggregate, extra_args
+                )
+
+            here.replica.merge("apply_gradients", merge, (gradients, extra_args))
+        return self._iterations
+
+    def _apply_together(
+        self,
+        strategy: Any,
+        gradients: list[Any],
+        variables: list[Variable],
+        aggregate: bool,
+        extra_args: dict[str, Any],
+    ) -> None:
+        """In cross-replica context: every replica updates its copies."""
+        given = self._prepare(gradients, variables)
+        plain = [k for k, g in given.items() if not _is_distributed(g)]
+        if aggregate and 0 < len(plain) < len(given):
+            raise ValueError(
+                f"Some gradients are distributed and those of {_names(plain)} are plain "
+                "arrays: whether to sum them cannot be told. Sum all of them first and pass "
+                "`aggregate=False`."
+            )
+        strategy.run(self._compiled, args=(given, aggregate and not plain, extra_args))
+
+    def _prepare(
+        self, gradients: list[Any], variables: list[Variable]
+    ) -> dict[str, Any]:
+        """The gradients by the names of the variables."""
+        self.build(variables)
+        given = {v.number: g for g, v in zip(gradients, variables)}
+        return {
+            k: given[v.number] for k, v in self._variables.items() if v.number in given
+        }
+
+    def _check_known(self, variables: Sequence[Variable]) -> None:
+        known = {v.number for v in self._variables.values()}
+        strange = [v.name for v in variables if v.number not in known]
+        if strange:
+            raise ValueError(
+                f"{self.name!r} does not know {_names(strange)}: its state was made for "
+                f"{_names(list(self._variables))}. Name all variables at once, with "
+                "`build`, or use another optimizer for the others."
+            )
+
+    def _update_variables(
+        self, gradients: dict[str, Any], aggregate: bool, extra_args: dict[str, Any]
+    ) -> None:
+        """In a replica: its part of the update, from its own gradients."""
+        import optax
+
+        read = functools.partial(
+            jax.tree.map, lambda v: v.read_value(), is_leaf=_is_variable
+        )
+        params, state = read(self._variables), read(self._state)
+        dense = {
+            k: _as_dense(gradients[k], v)
+            if k in gradients
+            else jnp.zeros_like(params[k])
+            for k, v in self._variables.items()
+        }
+        updates, new_state = self.update(
+            dense, state, params, aggregate=aggregate, **extra_args
+        )
+        new = optax.apply_updates(params, updates), new_state
+        written, _ = jax.tree_util.tree_flatten_with_path(
+            (self._variables, self._state), is_leaf=_is_variable
+        )
+        for (path, variable), value in zip(written, jax.tree.leaves(new)):
+            owner = [k.key for k in path if isinstance(getattr(k, "key", None), _Name)]
+            if gradients.keys() >= set(owner):
+                variable.store_agreed(variable.convert(value))
+        done = new_state.micro_step == 0 if self._steps > 1 else 1
+        self._iterations.store_agreed(self._iterations.read_value() + done)
+
+
+def _split_pairs(grads_and_vars: Any) -> tuple[list[Any], list[Variable]]:
+    try:
+        pairs = [(gradient, variable) for gradient, variable in grads_and_vars]
+    except (TypeError, ValueError):
+        raise TypeError(
+            "`apply_gradients` takes pairs of a gradient and its variable, "
+            f"`zip(gradients, variables)`, got {_show(grads_and_vars)}."
+        ) from None
+    _check_variables([variable for _, variable in pairs])
+    absent = [v.name for gradient, v in pairs if gradient is None]
+    if absent:
+        raise ValueError(
+            f"There is no gradient (None) for {_names(absent)}. The loss does not depend on "
+            "it, or it was not computed: leave the pair out, and nothing of the variable "
+            "changes, or pass zeros. Nothing has been updated."
+        )
+    return [gradient for gradient, _ in pairs], [variable for _, variable in pairs]
+
+
+def _check_variables(variables: Sequence[Any]) -> None:
+    if not variables:
+        raise ValueError("There are no variables to train: the list of pairs is empty.")
+    strategy = get_strategy()
+    seen = set()
+    for variable in variables:
+        if not _is_variable(variable):
+            raise TypeError(
+                f"An optimizer trains mx.Variable objects, got {_show(variable)}. For a "
+                "pytree of arrays use `init` and `update`."
+            )
+        if not jnp.issubdtype(variable.dtype, jnp.inexact):
+            raise TypeError(
+                f"Variable {variable.name!r} has dtype {variable.dtype}; an optimizer trains "
+                "floating-point variables."
+            )
+        if variable.strategy is not variables[0].strategy or (
+            variable.strategy is not strategy and strategy.num_replicas_in_sync > 1
+        ):
+            raise ValueError(
+                f"Variable {variable.name!r} was made outside the scope of {strategy!r}, or "
+                "in another scope than the others. Make all variables and the optimizer "
+                "inside `with strategy.scope():`."
+            )
+        if variable.number in seen:
+            raise ValueError(f"Variable {variable.name!r} is given twice.")
+        seen.add(variable.number)
+
+
+def _as_dense(gradient: Any, variable: Variable) -> jax.Array:
+    """A gradient as an array of its variable's shape."""
+    is_sparse = isinstance(gradient, IndexedSlices)
+    try:
+        array = jnp.asarray(gradient.values if is_sparse else gradient)
+    except (TypeError, ValueError):
+        raise TypeError(
+            f"The gradient of variable {variable.name!r} must be one array, got "
+            f"{_show(gradient)}. Nothing has been updated."
+        ) from None
+    skip = 1 if is_sparse else 0  # the number of rows is free
+    if len(array.shape) < skip or array.shape[skip:] != variable.shape[skip:]:
+        raise ValueError(
+            f"The gradient of variable {variable.name!r} has shape {array.shape}, the "
+            f"variable has {variable.shape}. Nothing has been updated."
+        )
+    # Optax transforms whole arrays, so that nothing would be gained by reducing rows.
+    if is_sparse:
+        array = IndexedSlices(array, gradient.indices, variable.shape).to_dense()
+    return array.astype(variable.dtype)
+
+
+def _named(variables: Sequence[Variable]) -> dict[_Name, Variable]:
+    """The variables by their names, of which a repeated one gets a number."""
+    named: dict[_Name, Variable] = {}
+    for variable in variables:
+        names = itertools.chain(
+            [variable.name], (f"{variable.name}_{i}" for i in itertools.count(1))
+        )
+        named[_Name(next(n for n in names if n not in named))] = variable
+    return named
+
+
+def _is_distributed(gradient: Any) -> bool:
+    rows = gradient.values if isinstance(gradient, IndexedSlices) else gradient
+    return isinstance(rows, ReplicaValues)
+
+
+def _is_variable(value: Any) -> bool:
+    return isinstance(value, Variable)
+
+
+def _names(names: Sequence[str]) -> str:
+    return ", ".join(map(repr, names)) or "none"
+
+
+def _show(value: Any) -> str:
+    return f"{type(value).__name__}: {value!r}"[:200]
