@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import os
+import tempfile
 import threading
 from collections.abc import Iterator
 
@@ -11,6 +13,7 @@ import numpy as np
 import pytest
 
 import mirrax as mx
+from mirrax._src.train.writer import wait_for_saves
 
 mx.config.set_logical_device_configuration(cpu=8)
 
@@ -19,6 +22,7 @@ mx.config.set_logical_device_configuration(cpu=8)
 def nothing_leaks() -> Iterator[None]:
     """No test leaves a scope, a thread or a switch behind."""
     yield
+    wait_for_saves()
     assert not mx.distribute.has_strategy(), "a test left a scope open"
     assert not mx.config.functions_run_eagerly(), (
         "a test left functions running eagerly"
@@ -41,4 +45,4 @@ def two_cpus() -> mx.MirroredStrategy:
 
 @pytest.fixture(autouse=True)
 def doctest_names(doctest_namespace: dict) -> None:
-    doctest_namespace.update(mx=mx, jnp=jnp, np=np)
+    doctest_namespace.update(mx=mx, jnp=jnp, np=np, os=os, tempfile=tempfile)

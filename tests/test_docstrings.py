@@ -5,7 +5,9 @@ from __future__ import annotations
 import doctest
 import importlib
 import inspect
+import os
 import pkgutil
+import tempfile
 from collections.abc import Iterator
 
 import jax.numpy as jnp
@@ -15,6 +17,7 @@ import pytest
 import mirrax
 import mirrax as mx
 
+NAMES = {"mx": mx, "jnp": jnp, "np": np, "os": os, "tempfile": tempfile}
 FLAGS = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
 
 
@@ -37,9 +40,7 @@ def examples() -> Iterator[doctest.DocTest]:
                 if not callable(item) or id(item) in seen:
                     continue
                 seen.add(id(item))
-                for test in finder.find(
-                    item, path, globs={"mx": mx, "jnp": jnp, "np": np}
-                ):
+                for test in finder.find(item, path, globs=NAMES):
                     if test.examples:
                         yield test
 

@@ -15,7 +15,7 @@ import pytest
 import mirrax
 
 ROOT = Path(mirrax.__path__[0])
-LAYERS = ["base", "state", "collectives", "engines", "input", "strategies"]
+LAYERS = ["base", "state", "collectives", "engines", "input", "strategies", "train"]
 DOORS = [
     "mirrax",
     "mirrax.config",
@@ -25,6 +25,9 @@ DOORS = [
     "mirrax.distribute.experimental",
     "mirrax.errors",
     "mirrax.io",
+    "mirrax.metrics",
+    "mirrax.nn",
+    "mirrax.train",
 ]
 SOURCES = sorted((ROOT / "_src").glob("*/**/*.py"))
 

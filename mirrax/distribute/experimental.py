@@ -8,10 +8,16 @@ from mirrax._src.collectives.options import (
 )
 from mirrax._src.collectives.options import CommunicationOptions as CommunicationOptions
 from mirrax._src.strategies.strategy import ValueContext as ValueContext
+from mirrax._src.train.preemption import (
+    PreemptionCheckpointHandler as PreemptionCheckpointHandler,
+)
+from mirrax._src.train.preemption import TerminationConfig as TerminationConfig
 
 __all__ = [
     "CollectiveCommunication",
     "CommunicationImplementation",
     "CommunicationOptions",
+    "PreemptionCheckpointHandler",
+    "TerminationConfig",
     "ValueContext",
 ]

@@ -61,3 +61,7 @@ class SyncOnReadVariable(DistributedVariable):
             count = self.strategy.num_replicas_in_sync
             value = (self.convert(value) / count).astype(self.dtype)
         self._update_copies(value, update)
+
+    def assign_copies(self, values: PerReplica) -> None:
+        """Gives each replica's copy its own value, in cross-replica context."""
+        self._update_copies(values, _set)

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from mirrax._src.base import context
 from mirrax._src.base.jax_compat import Tracer
@@ -121,15 +122,14 @@ def _count_examples(here: int) -> jax.Array:
 
 
 def _check_batch_size(size: Any) -> jax.Array:
-    size = jnp.asarray(size)
-    if size.ndim:
+    known = None if isinstance(size, Tracer) else np.asarray(size)
+    like = size if known is None else known
+    if like.ndim:
         raise ValueError(
-            f"`global_batch_size` must be one number, got an array of shape {size.shape}."
+            f"`global_batch_size` must be one number, got an array of shape {like.shape}."
         )
-    if not jnp.issubdtype(size.dtype, jnp.integer):
-        raise TypeError(
-            f"`global_batch_size` must be an integer, got {size.dtype}: {size}."
-        )
-    if not isinstance(size, Tracer) and size < 0:
+    if not jnp.issubdtype(like.dtype, jnp.integer):
+        raise TypeError(f"`global_batch_size` must be an integer, got {size!r}.")
+    if known is not None and known < 0:
         raise ValueError(f"`global_batch_size` must not be negative, got {size}.")
-    return size
+    return jnp.asarray(size)

@@ -184,10 +184,13 @@ def _per_example(
     if weights is None:
         values = reduce(values, axis=tuple(range(1, values.ndim)))
         return values, jnp.ones_like(values)
-    weights = match_rank(_as_numbers(weights).astype(dtype), values)
+    weights = _as_numbers(weights).astype(dtype)
+    if abs(weights.ndim - values.ndim) == 1:
+        weights = match_rank(weights, values)
     values = reduce(values, axis=tuple(range(weights.ndim, values.ndim)))
-    values = values * weights
-    return tuple(reduce(x, axis=tuple(range(1, x.ndim))) for x in (values, weights))  # type: ignore[return-value]
+    weights = jnp.broadcast_to(match_rank(weights, values), values.shape)
+    both = (values * weights, weights)
+    return tuple(reduce(x, axis=tuple(range(1, x.ndim))) for x in both)  # type: ignore[return-value]
 
 
 def _as_numbers(values: Any) -> jax.Array:
@@ -202,12 +205,11 @@ def _as_numbers(values: Any) -> jax.Array:
 
 
 def _same_rank(a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Arrays whose ranks differ by one, with the last axis dropped or added."""
-    for _ in range(2):
-        if a.ndim == b.ndim + 1:
-            b = b[..., None] if a.shape[-1] != 1 else b
-            a = a[..., 0] if a.shape[-1] == 1 else a
-        a, b = b, a
+    """Arrays of which one has a last axis of one too many, without it."""
+    if a.ndim == b.ndim + 1 and a.shape[-1] == 1:
+        return a[..., 0], b
+    if b.ndim == a.ndim + 1 and b.shape[-1] == 1:
+        return a, b[..., 0]
     return a, b
 
 

@@ -5,17 +5,18 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from mirrax._src.base import context
 from mirrax._src.base.jax_compat import Tracer
 from mirrax._src.base.reduce_op import VariableAggregation, VariableSynchronization
-from mirrax._src.base.values import PyTree, ReplicaValues
+from mirrax._src.base.values import PerReplica, PyTree, ReplicaValues
 from mirrax._src.collectives.options import CommunicationOptions
 from mirrax._src.collectives.sparse import IndexedSlices
 from mirrax._src.engines.function import function
@@ -29,6 +30,27 @@ class Accumulating(NamedTuple):
     micro_step: Any
     accumulated: PyTree
     inner: PyTree
+
+
+@dataclass(frozen=True)
+class OwnCopies:
+    """A summed variable of which a checkpoint saves every copy, along a new first axis.
+
+    On as many replicas each gets its own back, on more or fewer an equal share of the sum.
+    """
+
+    variable: Variable
+
+    def take(self) -> np.ndarray:
+        """All copies."""
+        return np.stack([np.asarray(copy) for copy in self.variable.copies().values])
+
+    def put(self, copies: Any) -> None:
+        """Restores what `take` gave."""
+        if len(copies) == len(self.variable.copies().values):
+            self.variable.assign_copies(PerReplica(list(copies)))
+        else:
+            self.variable.assign(np.sum(copies, axis=0, dtype=copies.dtype))
 
 
 class _Name(str):
@@ -203,7 +225,14 @@ class Optimizer:
 
     def saved_parts(self) -> dict[str, Any]:
         """What a checkpoint saves, by name."""
-        return {"iterations": self._iterations, "state": self._state}
+
+        def whole(variable: Variable) -> Any:
+            # Halfway to an update every replica's own sum counts, to the last bit.
+            is_own = variable.synchronization is VariableSynchronization.ON_READ
+            return OwnCopies(variable) if is_own else variable
+
+        state = jax.tree.map(whole, self._state, is_leaf=_is_variable)
+        return {"iterations": self._iterations, "state": state}
 
     def restore_later(self, saved: Mapping[str, Any]) -> None:
         """Takes values of the state, by their names in `state`, for when it is built."""
@@ -237,19 +266,26 @@ class Optimizer:
 
     def _make_slot(self, strategy: Any, path: Any, value: Any) -> Variable:
         key = jax.tree_util.keystr(path, simple=True, separator="/")
+        is_own = self._steps > 1 and key.startswith("accumulated/")
         spec = VariableSpec(
-            self._saved.get(key, value),
+            value if is_own else self._saved.get(key, value),
             trainable=False,
             name=f"{self.name}/{key}",
             dtype=jnp.asarray(value).dtype,
         )
-        if self._steps > 1 and key.startswith("accumulated/"):
+        if is_own:
             spec = replace(
                 spec,
                 synchronization=VariableSynchronization.ON_READ,
                 aggregation=VariableAggregation.SUM,
             )
-        return strategy.extended.create_variable(spec)
+        variable = strategy.extended.create_variable(spec)
+        if is_own and key in self._saved:
+            # Now, also if a function is being traced.
+            now = context.changed(frame=None, replica=None, updating=None)
+            with now, jax.ensure_compile_time_eval():
+                OwnCopies(variable).put(self._saved[key])
+        return variable
 
     def apply_gradients(
         self,

@@ -1,0 +1,433 @@
+"""`mx.train.Checkpoint`: saves what training needs, and brings it back."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from mirrax._src.base import context
+from mirrax._src.base.errors import DataLossError, warn_user
+from mirrax._src.base.jax_compat import in_trace
+from mirrax._src.state.variable import OrdinaryVariable, Variable, VariableSpec
+from mirrax._src.train import storage
+from mirrax._src.train.saving import Item, Part, holds_something, is_plain
+from mirrax._src.train.storage import Contents
+from mirrax._src.train.writer import wait_for_saves, writer
+
+_COUNTER = "save_counter"
+
+
+@dataclass(frozen=True)
+class CheckpointOptions:
+    """How a checkpoint is saved.
+
+    Args:
+        experimental_enable_async_checkpoint: Whether `save` returns while a thread still
+            writes; False waits until all is on the disk.
+    """
+
+    experimental_enable_async_checkpoint: bool = True
+
+
+CheckpointOptions.__module__ = "mirrax.train"
+
+
+class Checkpoint:
+    """Variables, optimizers, metrics, iterators, pytrees and numbers, saved together.
+
+    >>> v, path = mx.Variable(3.0), tempfile.mkdtemp() + "/ckpt"
+    >>> checkpoint = mx.train.Checkpoint(v=v, epoch=7)
+    >>> saved = checkpoint.save(path)
+    >>> v.assign(0.0), setattr(checkpoint, "epoch", 0)
+    (<mx.Variable 'Variable' shape=() dtype=float32, numpy=0.0>, None)
+    >>> status = checkpoint.restore(saved)
+    >>> v.numpy(), checkpoint.epoch
+    (array(3., dtype=float32), 7)
+
+    Each keyword is an attribute of the checkpoint. Variables and other objects with state are
+    restored in place, on any number of replicas. Arrays, numbers and pytrees of them are
+    attributes to set before saving (`checkpoint.params = params`) and to read after restoring.
+    Of any other object its variables, JAX arrays and objects with state are saved.
+
+    Args:
+        root: An object whose attributes are saved under their own names.
+        **kwargs: What to save, by name.
+    """
+
+    __module__ = "mirrax.train"
+
+    def __init__(self, root: Any = None, **kwargs: Any) -> None:
+        self._parts: dict[str, Any] = {}
+        self._root = root
+        self._counter: Variable | None = None
+        self._matching: Matching | None = None
+        for name, value in kwargs.items():
+            setattr(self, name, value)
+
+    # Attributes ------------------------------------------------------------------------
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name.startswith("_"):
+            object.__setattr__(self, name, value)
+            return
+        if hasattr(type(self), name):
+            raise AttributeError(f"{name!r} is taken: a Checkpoint has it itself.")
+        if not holds_something(value):
+            raise ValueError(
+                f"A checkpoint cannot save {name!r}, a {type(value).__name__}. It saves "
+                "variables, optimizers, metrics, iterators, arrays, numbers, structures of "
+                "them, and objects that have them as attributes."
+            )
+        is_new = name not in self._parts
+        self._parts[name] = value
+        if is_new and self._matching is not None:
+            self._matching.restore_more(name)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self.__dict__["_parts"][name]
+        except KeyError:
+            raise AttributeError(f"This checkpoint has no part {name!r}.") from None
+
+    def __delattr__(self, name: str) -> None:
+        del self._parts[name]
+
+    @property
+    def save_counter(self) -> Variable:
+        """How often `save` has been called, restores included."""
+        counter = self._counter
+        if counter is None:
+            counter = OrdinaryVariable(VariableSpec(0, name=_COUNTER))
+            self._counter = counter
+        return counter
+
+    def saved_parts(self) -> dict[str, Any]:
+        """What another checkpoint saves of this one, by name."""
+        return dict(self._parts)
+
+    def collect(self, only: str | None = None) -> Part:
+        """Everything to save, or one attribute, taken apart."""
+        parts: dict[str, Any] = dict(self._parts)
+        if only is not None:
+            parts = {only: parts[only]}
+        elif self._counter is not None:
+            parts[_COUNTER] = self._counter
+
+        def store(new: Mapping[str, Any]) -> None:
+            self._parts.update((k, v) for k, v in new.items() if k != _COUNTER)
+
+        whole = Part("", parts, store, is_plain)
+        if self._root is not None and only is None:
+            whole.include(self._root)
+        return whole
+
+    # Saving ----------------------------------------------------------------------------
+
+    def save(
+        self,
+        file_prefix: str | os.PathLike[str],
+        options: CheckpointOptions | None = None,
+    ) -> str:
+        """Saves as `file_prefix-N`, where N counts the saves, and returns this path.
+
+        It returns as soon as the values are safe from later steps; a thread writes them, and
+        `sync` waits for it. An error of that thread is raised by the next `save` or `sync`.
+        """
+        number = int(self.save_counter.numpy()) + 1
+        return self.save_as(f"{os.fspath(file_prefix)}-{number}", options)
+
+    def save_as(
+        self,
+        path: str,
+        options: CheckpointOptions | None = None,
+        then: Callable[[Contents], None] | None = None,
+    ) -> str:
+        """Saves under exactly this path, counts it, and calls `then` when it is written."""
+        self.save_counter.assign_add(1)
+        try:
+            return self._write(path, options, then)
+        except BaseException:
+            self.save_counter.assign_sub(1)
+            raise
+
+    def write(
+        self,
+        file_prefix: str | os.PathLike[str],
+        options: CheckpointOptions | None = None,
+    ) -> str:
+        """Saves as `file_prefix`, without counting; returns this path."""
+        return self._write(os.fspath(file_prefix), options)
+
+    def _write(
+        self,
+        path: str,
+        options: CheckpointOptions | None,
+        then: Callable[[Contents], None] | None = None,
+    ) -> str:
+        _check_outside("save")
+        arrays, values = {}, {}
+        for name, item in self.collect().items.items():
+            (arrays if item.is_array else values)[name] = _taken(name, item)
+        _to_host(arrays)
+        writer.start(Path(path), arrays, values, then)
+        if options is not None and not options.experimental_enable_async_checkpoint:
+            self.sync()
+        return path
+
+    def sync(self) -> None:
+        """Waits until everything that was saved is on the disk.
+
+        Raises:
+            OSError: If it could not be written.
+        """
+        wait_for_saves()
+
+    # Restoring -------------------------------------------------------------------------
+
+    def restore(self, save_path: str | os.PathLike[str] | None) -> RestoreStatus:
+        """Restores what `save` has saved; the number of replicas may be another one.
+
+        All is checked before anything is changed. What is only here or only in the checkpoint
+        is left alone; the returned status knows its names and warns of them when it goes,
+        unless one of its methods was called. An attribute that is set later is restored then.
+
+        Raises:
+            FileNotFoundError: If there is no checkpoint at `save_path`.
+            mx.errors.DataLossError: If it is damaged.
+            ValueError: If a shape or dtype is not that of the checkpoint.
+        """
+        self.save_counter  # noqa: B018 - made now, to be restored
+        return self.read(save_path)
+
+    def read(self, save_path: str | os.PathLike[str] | None) -> RestoreStatus:
+        """Restores what `write` has written; as `restore`, without a count of saves."""
+        _check_outside("restore")
+        if save_path is None:
+            return RestoreStatus(None)
+        wait_for_saves()
+        contents = storage.read_contents(Path(save_path))
+        storage.verify(contents)
+        matching = Matching(self, contents)
+        matching.restore_more()
+        self._matching = matching
+        return RestoreStatus(matching)
+
+    def __repr__(self) -> str:
+        return f"<mx.train.Checkpoint of {', '.join(self._parts) or 'nothing'}>"
+
+
+class Matching:
+    """A checkpoint that is being restored: what was found in it so far.
+
+    Attributes:
+        contents: What is in it.
+        missing: The names of what is here and not in the checkpoint.
+        unused: The names of what is in the checkpoint and not here.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, contents: Contents) -> None:
+        self._checkpoint = checkpoint
+        self.contents = contents
+        self.unused: set[str] = set(contents.names)
+        self.missing: set[str] = set()
+
+    def restore_more(self, only: str | None = None) -> None:
+        """Restores what is there now: everything, or one attribute."""
+        contents = self.contents
+        part = self._checkpoint.collect(only)
+        matched = {n: item for n, item in part.items.items() if n in self.unused}
+        self.missing |= part.items.keys() - matched.keys()
+        later = {
+            name: prefix
+            for prefix in part.unbuilt
+            for name in self.unused
+            if name.startswith(prefix) and name in contents.arrays
+        }
+        _check(matched, contents)
+        arrays = storage.read_arrays(
+            contents, [n for n in (*matched, *later) if n in contents.arrays]
+        )
+        # States first: they may still be refused, before anything else has changed.
+        for name, item in matched.items():
+            if not item.is_array:
+                item.put(contents.values[name])
+        _put_arrays({n: i for n, i in matched.items() if i.is_array}, arrays)
+        part.finish()
+        for prefix, optimizer in part.unbuilt.items():
+            optimizer.restore_later(
+                {
+                    n.removeprefix(prefix): arrays[n]
+                    for n, p in later.items()
+                    if p == prefix
+                }
+            )
+        self.unused -= matched.keys() | later.keys()
+
+
+class RestoreStatus:
+    """What came of a restore; returned by `Checkpoint.restore`."""
+
+    __module__ = "mirrax.train"
+
+    def __init__(self, matching: Matching | None) -> None:
+        self._matching = matching
+        self._is_seen = False
+
+    @property
+    def missing(self) -> list[str]:
+        """The names of what is here and not in the checkpoint."""
+        return sorted(self._matching.missing) if self._matching else []
+
+    @property
+    def unused(self) -> list[str]:
+        """The names of what is in the checkpoint and not here."""
+        return sorted(self._matching.unused) if self._matching else []
+
+    def assert_consumed(self) -> RestoreStatus:
+        """Raises an AssertionError unless here and in the checkpoint is exactly the same."""
+        self._assert(not self.missing and not self.unused)
+        return self
+
+    def assert_existing_objects_matched(self) -> RestoreStatus:
+        """Raises an AssertionError if something that is here was not in the checkpoint."""
+        self._assert(not self.missing)
+        return self
+
+    def assert_nontrivial_match(self) -> RestoreStatus:
+        """Raises an AssertionError if nothing was restored."""
+        everything = self._matching.contents.names if self._matching else []
+        self._assert(not everything or len(self.unused) < len(everything))
+        return self
+
+    def expect_partial(self) -> RestoreStatus:
+        """Says that it is meant that not everything was restored."""
+        self._is_seen = True
+        return self
+
+    def _assert(self, holds: bool) -> None:
+        self._is_seen = True
+        if self._matching is None:
+            raise AssertionError("Nothing was restored: the path was None.")
+        if not holds:
+            raise AssertionError(self._describe())
+
+    def _describe(self) -> str:
+        assert self._matching is not None
+        lines = [f"The checkpoint {self._matching.contents.path} was restored in part."]
+        if self.missing:
+            lines.append(
+                f"Here, but not in the checkpoint (unchanged): {_list(self.missing)}."
+            )
+        if self.unused:
+            lines.append(f"In the checkpoint, but not here: {_list(self.unused)}.")
+        return "\n".join(lines)
+
+    def __del__(self) -> None:
+        if not self._is_seen and (self.missing or self.unused):
+            warn_user(
+                f"{self._describe()}\nCall `expect_partial()` on what `restore` returns if "
+                "that is meant."
+            )
+
+
+def latest_checkpoint(checkpoint_dir: str | os.PathLike[str]) -> str | None:
+    """The path of the checkpoint in `checkpoint_dir` that was saved last, or None.
+
+    Half-written and damaged checkpoints are passed over; of a damaged one a warning tells.
+    """
+    wait_for_saves(raising=False)
+    directory = Path(checkpoint_dir)
+    found = newest_sound(storage.checkpoints_in(directory))
+    return None if found is None else os.path.join(checkpoint_dir, found.path.name)
+
+
+def newest_sound(found: list[Contents]) -> Contents | None:
+    """The last one of these checkpoints whose files are as they were written."""
+    for contents in reversed(found):
+        try:
+            storage.verify(contents)
+            return contents
+        except DataLossError as error:
+            warn_user(str(error))
+    return None
+
+
+def load_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Everything in a checkpoint by name, arrays as NumPy's: to look at it without a model."""
+    wait_for_saves()
+    contents = storage.read_contents(Path(path))
+    storage.verify(contents)
+    return {**storage.read_arrays(contents, contents.arrays), **contents.values}
+
+
+def _taken(name: str, item: Item) -> Any:
+    try:
+        return item.take()
+    except Exception as error:
+        error.add_note(f"Raised while a checkpoint saved {name!r}; nothing was saved.")
+        raise
+
+
+def _to_host(arrays: dict[str, Any]) -> None:
+    """Copies what lies on accelerators, whose memory is scarce; all transfers at once."""
+    there = {
+        name: array
+        for name, array in arrays.items()
+        if isinstance(array, jax.Array)
+        and next(iter(array.devices())).platform != "cpu"
+    }
+    for array in there.values():
+        array.copy_to_host_async()
+    for name, array in there.items():
+        if not jax.numpy.issubdtype(array.dtype, jax.dtypes.prng_key):
+            arrays[name] = np.asarray(array)
+
+
+def _check(matched: Mapping[str, Item], contents: Contents) -> None:
+    wrong = []
+    for name, item in matched.items():
+        saved = contents.arrays.get(name, contents.values.get(name))
+        if (name in contents.arrays) != item.is_array:
+            wrong.append(f"{name}: an array on one side, a value or state on the other")
+        elif problem := item.check(saved):
+            wrong.append(f"{name}: {problem}")
+    if wrong:
+        lines = "\n  ".join(wrong)
+        raise ValueError(
+            f"The checkpoint {contents.path} does not fit. Nothing has been restored.\n  "
+            f"{lines}"
+        )
+
+
+def _put_arrays(items: Mapping[str, Item], arrays: Mapping[str, Any]) -> None:
+    """Restores arrays; those that go to the same devices travel together."""
+    placed = dict(arrays)
+    for sharding in {item.sharding for item in items.values()} - {None}:
+        names = [n for n, item in items.items() if item.sharding == sharding]
+        together = jax.device_put([arrays[n] for n in names], sharding)
+        placed.update(zip(names, together))
+    for name, item in items.items():
+        item.put(placed[name])
+
+
+def _check_outside(what: str) -> None:
+    if context.current().frame is not None or in_trace():
+        raise RuntimeError(
+            f"`Checkpoint.{what}` is called inside a compiled function. Call it outside."
+        )
+    if context.current().replica is not None and not context.is_default():
+        raise RuntimeError(
+            f"`Checkpoint.{what}` is called inside a replica, so it would happen once for "
+            "each. Call it outside `strategy.run`."
+        )
+
+
+def _list(names: Sequence[str]) -> str:
+    more = f" and {len(names) - 20} more" if len(names) > 20 else ""
+    return ", ".join(names[:20]) + more

@@ -1,0 +1,184 @@
+"""`mx.train.PreemptionCheckpointHandler`: a machine that is taken away costs no steps."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from mirrax._src.train.checkpoint import Checkpoint
+from mirrax._src.train.manager import CheckpointManager
+
+EXIT_CODE = 42
+_POLL_SECONDS = 1.0
+_COUNT = "checkpointed_runs"
+
+
+@dataclass(frozen=True)
+class TerminationConfig:
+    """How a preemption is noticed and what happens then.
+
+    Args:
+        termination_watcher_fn: Returns whether the machine will be taken away; it is asked
+            every second. The default is to wait for SIGTERM.
+        exit_fn: Ends the program; the default is `sys.exit(42)`.
+        grace_period: The seconds between the signal and the end of the machine. Training
+            then goes on after the first save, and saves again just before the end.
+        save_fn: Saves; the default is the manager's `save`.
+    """
+
+    termination_watcher_fn: Callable[[], bool] | None = None
+    exit_fn: Callable[[], Any] | None = None
+    grace_period: float | None = None
+    save_fn: Callable[..., Any] | None = None
+
+
+TerminationConfig.__module__ = "mirrax.train"
+
+
+class PreemptionCheckpointHandler:
+    """Saves at the end of the step in which SIGTERM arrives, and exits with code 42.
+
+        handler = mx.train.PreemptionCheckpointHandler(None, manager)  # restores
+        while handler.total_run_calls < steps:
+            handler.run(train_step, next(iterator))
+
+    It restores the newest checkpoint when it is made, so that the next start goes on where
+    the last one stopped: `total_run_calls` is saved with the rest.
+
+    Args:
+        cluster_resolver: The cluster; None on one machine.
+        checkpoint_or_checkpoint_manager: What to save and where to.
+        checkpoint_dir: The directory, if a `Checkpoint` is given.
+        termination_config: How a preemption is noticed and what happens then.
+    """
+
+    __module__ = "mirrax.train"
+
+    def __init__(
+        self,
+        cluster_resolver: Any,
+        checkpoint_or_checkpoint_manager: Checkpoint | CheckpointManager,
+        checkpoint_dir: str | os.PathLike[str] | None = None,
+        termination_config: TerminationConfig | None = None,
+    ) -> None:
+        if cluster_resolver is not None:
+            raise ValueError(
+                "`cluster_resolver` must be None: this strategy runs on one machine."
+            )
+        manager = checkpoint_or_checkpoint_manager
+        if isinstance(manager, Checkpoint):
+            if checkpoint_dir is None:
+                raise ValueError(
+                    "`checkpoint_dir` is needed with a Checkpoint: where should it save?"
+                )
+            manager = CheckpointManager(manager, checkpoint_dir, max_to_keep=1)
+        self._manager = manager
+        self._config = termination_config or TerminationConfig()
+        self._signalled_at: float | None = None
+        self._has_saved = False
+        self._run_seconds = 0.0
+        self._own_runs = 0
+        if not hasattr(manager.checkpoint, _COUNT):
+            setattr(manager.checkpoint, _COUNT, 0)
+        manager.restore_or_initialize()
+        self._runs: int = getattr(manager.checkpoint, _COUNT)
+        self._stop = threading.Event()
+        self._previous: Any = None
+        self._watch()
+
+    def _watch(self) -> None:
+        if self._config.termination_watcher_fn is not None:
+            threading.Thread(
+                target=self._poll, name="mirrax-preemption", daemon=True
+            ).start()
+        elif threading.current_thread() is not threading.main_thread():
+            raise RuntimeError(
+                "A PreemptionCheckpointHandler waits for a signal, so it must be made in the "
+                "main thread; or give it a `termination_watcher_fn`."
+            )
+        else:
+            self._previous = signal.signal(signal.SIGTERM, self._notice)
+
+    def _poll(self) -> None:
+        watch = self._config.termination_watcher_fn
+        assert watch is not None
+        while not watch():
+            if self._stop.wait(_POLL_SECONDS):
+                return
+        self._notice()
+
+    def _notice(self, *signal_and_frame: Any) -> None:
+        if self._signalled_at is None:
+            self._signalled_at = time.monotonic()
+
+    @property
+    def total_run_calls(self) -> int:
+        """How often `run` has been called, earlier starts included."""
+        return self._runs
+
+    def run(
+        self, distributed_train_function: Callable[..., Any], *args: Any, **kwargs: Any
+    ):
+        """Calls the function; if a preemption was noticed, then saves and exits."""
+        self._save_if_preempted()
+        started = time.monotonic()
+        result = distributed_train_function(*args, **kwargs)
+        self._runs += 1
+        self._own_runs += 1
+        self._run_seconds += time.monotonic() - started
+        self._save_if_preempted()
+        return result
+
+    def save_checkpoint_if_preempted(self, *args: Any, **kwargs: Any) -> None:
+        """For loops that do not use `run`: call it at the end of each step.
+
+        Args:
+            *args: Passed on to the manager's `save`.
+            **kwargs: Passed on to the manager's `save`.
+        """
+        self._runs += 1
+        self._save_if_preempted(*args, **kwargs)
+
+    @contextlib.contextmanager
+    def watch_preemption_scope(self) -> Iterator[None]:
+        """A block of code after which a preemption that was noticed is acted on."""
+        yield
+        self._save_if_preempted()
+
+    def _save_if_preempted(self, *args: Any, **kwargs: Any) -> None:
+        if self._signalled_at is None:
+            return
+        grace = self._config.grace_period or 0
+        # Time enough for a few more steps and the last save.
+        reserve = 6 * self._run_seconds / max(self._own_runs, 1)
+        is_last = time.monotonic() - self._signalled_at >= grace - reserve
+        if self._has_saved and not is_last:
+            return
+        setattr(self._manager.checkpoint, _COUNT, self._runs)
+        if self._config.save_fn is not None:
+            self._config.save_fn(*args, **kwargs)
+        else:
+            self._manager.save(*args, **{"check_interval": False, **kwargs})
+        self._manager.sync()
+        self._has_saved = True
+        if is_last:
+            self.close()
+            (self._config.exit_fn or _exit)()
+
+    def close(self) -> None:
+        """Stops watching; SIGTERM does what it did before."""
+        self._stop.set()
+        if self._previous is not None:
+            signal.signal(signal.SIGTERM, self._previous)
+            self._previous = None
+
+
+def _exit() -> None:
+    sys.exit(EXIT_CODE)

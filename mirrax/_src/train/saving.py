@@ -1,0 +1,287 @@
+"""What of an object goes into a checkpoint, under which names, and how it comes back.
+
+A checkpoint is a flat list of named items. Variables, optimizers, metrics and iterators are
+changed in place when they are restored; arrays and numbers are replaced, and with them the
+structure that holds them.
+"""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mirrax._src.base.reduce_op import VariableSynchronization
+from mirrax._src.base.values import Mirrored, is_array, to_device
+from mirrax._src.engines.function import Function
+from mirrax._src.state.distributed import DistributedVariable
+from mirrax._src.state.variable import Variable
+from mirrax._src.train.optimizer import Optimizer, OwnCopies
+
+# Objects of these packages, and these objects, are not searched for variables.
+_FOREIGN = {"mirrax", "jax", "jaxlib", "numpy", "optax", *sys.stdlib_module_names}
+_FOREIGN -= {"__main__"}
+_HOLDS_NOTHING = (
+    types.FunctionType,
+    types.BuiltinFunctionType,
+    types.MethodType,
+    types.ModuleType,
+    type,
+    Function,
+)
+_VALUES = (bool, int, float, str)
+
+
+@dataclass(frozen=True)
+class Item:
+    """One thing that is saved under a name of its own.
+
+    Attributes:
+        is_array: Whether it is an array, or a value that JSON can hold.
+        take: Gives what to save.
+        check: What is wrong with restoring this saved array (its shape and dtype), or value;
+            None if it fits.
+        put: Restores what was saved.
+        sharding: Where `put` wants an array to be already, if that can be told.
+    """
+
+    is_array: bool
+    take: Callable[[], Any]
+    check: Callable[[Any], str | None]
+    put: Callable[[Any], None]
+    sharding: Any = None
+
+
+class Part:
+    """A structure to save, taken apart into items.
+
+    Args:
+        name: The name that the names of its items begin with.
+        value: The structure.
+        store: Takes the structure that replaces it, where that is needed.
+        is_state: Which plain leaves are saved, beside what is restored in place.
+        above: The objects that this one is inside of.
+
+    Attributes:
+        items: The items by name.
+        unbuilt: Optimizers that do not have their state yet, by the name it will have.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        value: Any,
+        store: Callable[[Any], None],
+        is_state: Callable[[Any], bool],
+        above: tuple[Any, ...] = (),
+    ) -> None:
+        found, self._tree = jax.tree_util.tree_flatten_with_path(
+            value, is_leaf=_is_whole
+        )
+        self._leaves = [leaf for _, leaf in found]
+        self._store = store
+        self._is_changed = False
+        self._inner: list[Part] = []
+        self.items: dict[str, Item] = {}
+        self.unbuilt: dict[str, Optimizer] = {}
+        for i, (path, leaf) in enumerate(found):
+            key = jax.tree_util.keystr(path, simple=True, separator="/")
+            self._add(_join(name, key), i, leaf, is_state, above)
+
+    def _add(
+        self,
+        name: str,
+        i: int,
+        leaf: Any,
+        is_state: Callable[[Any], bool],
+        above: tuple[Any, ...],
+    ) -> None:
+        if isinstance(leaf, Variable):
+            self._add_item(name, _variable_item(leaf))
+        elif isinstance(leaf, OwnCopies):
+            self._add_item(name, _copies_item(leaf))
+        elif _is_stateful(leaf):
+            self._add_item(
+                name, Item(False, leaf.get_state, lambda _: None, leaf.set_state)
+            )
+        elif hasattr(leaf, "saved_parts"):
+            if isinstance(leaf, Optimizer) and leaf.state is None:
+                self.unbuilt[_join(name, "state/")] = leaf
+            for key, inner in leaf.saved_parts().items():
+                self._descend(_join(name, key), inner, _ignore, _is_jax_array, above)
+        elif isinstance(leaf, Mirrored) or is_array(leaf):
+            if is_state(leaf):
+                self._add_item(name, self._array_item(i, leaf))
+        elif isinstance(leaf, _VALUES):
+            if is_state(leaf):
+                self._add_item(name, self._value_item(i, leaf))
+        elif _may_hold_state(leaf) and not any(leaf is each for each in above):
+            for key, inner in list(vars(leaf).items()):
+                store = _setter(leaf, key)
+                self._descend(
+                    _join(name, key), inner, store, _is_jax_array, (*above, leaf)
+                )
+
+    def include(self, root: Any) -> None:
+        """Adds what `root` holds, under the names of its attributes."""
+        self._add("", -1, root, is_plain, ())
+
+    def _descend(self, name: str, *args: Any) -> None:
+        inner = Part(name, *args)
+        self._inner.append(inner)
+        self.unbuilt.update(inner.unbuilt)
+        for key, item in inner.items.items():
+            self._add_item(key, item)
+
+    def _add_item(self, name: str, item: Item) -> None:
+        if name in self.items:
+            raise ValueError(
+                f"Two things would be saved under the name {name!r}; rename one of them."
+            )
+        self.items[name] = item
+
+    def _array_item(self, i: int, leaf: Any) -> Item:
+        shape, dtype = jnp.shape(leaf), leaf.dtype
+        return Item(
+            True,
+            # The next step may reuse the memory of an array that is not a variable's.
+            lambda: np.array(leaf) if not _is_key(dtype) else jnp.copy(leaf),
+            lambda entry: _check_array(shape, dtype, entry),
+            lambda array: self._replace(i, _placed_like(leaf, array)),
+        )
+
+    def _value_item(self, i: int, leaf: Any) -> Item:
+        return Item(
+            False,
+            lambda: leaf,
+            lambda value: (
+                None
+                if isinstance(value, _VALUES)
+                else f"it is a {type(leaf).__name__} here, the checkpoint has {value!r:.80}"
+            ),
+            lambda value: self._replace(i, value),
+        )
+
+    def _replace(self, i: int, leaf: Any) -> None:
+        self._leaves[i] = leaf
+        self._is_changed = True
+
+    def finish(self) -> None:
+        """Hands out the structures whose leaves have been replaced."""
+        for inner in self._inner:
+            inner.finish()
+        if self._is_changed:
+            self._store(jax.tree.unflatten(self._tree, self._leaves))
+            self._is_changed = False
+
+
+def holds_something(value: Any) -> bool:
+    """Whether `value` can be a part of a checkpoint at all."""
+    return not isinstance(value, _HOLDS_NOTHING) and value is not None
+
+
+def is_plain(leaf: Any) -> bool:
+    """What a checkpoint saves of the structures that it is given: arrays and values."""
+    return True
+
+
+def _variable_item(variable: Variable) -> Item:
+    is_on_read = variable.synchronization is VariableSynchronization.ON_READ
+    is_mirrored = isinstance(variable, DistributedVariable) and not is_on_read
+
+    def take() -> Any:
+        if is_on_read:  # a sum, say, of all copies
+            return variable.read_value()
+        variable.check_not_lost()
+        # Immutable: a compiled step that would reuse its memory copies it first.
+        return variable.concrete(is_local=True)
+
+    def put(array: Any) -> None:
+        # A summed variable is assigned, so that each copy gets its share.
+        (variable.assign if is_on_read else variable.store_agreed)(jnp.asarray(array))
+
+    return Item(
+        True,
+        take,
+        lambda entry: _check_array(variable.shape, variable.dtype, entry),
+        put,
+        variable.strategy.replica_mesh.mirrored if is_mirrored else None,
+    )
+
+
+def _copies_item(copies: OwnCopies) -> Item:
+    variable = copies.variable
+
+    def check(entry: Any) -> str | None:
+        count = entry["shape"][:1] if isinstance(entry, Mapping) else []
+        return _check_array((*count, *variable.shape), variable.dtype, entry)
+
+    return Item(True, copies.take, check, copies.put)
+
+
+def _check_array(shape: tuple[int, ...], dtype: Any, entry: Any) -> str | None:
+    if not isinstance(entry, Mapping) or "dtype" not in entry:
+        return f"it is an array here, the checkpoint has {entry!r:.80}"
+    entry = entry.get("key", entry)
+    saved = tuple(entry["shape"]), entry["dtype"]
+    for what, here, there in zip(("shape", "dtype"), (shape, str(dtype)), saved):
+        if here != there:
+            return f"its {what} is {here} here, {there} in the checkpoint"
+    return None
+
+
+def _placed_like(leaf: Any, array: Any) -> Any:
+    """A restored array on the devices, and of the kind, of the one that it replaces."""
+    if isinstance(leaf, np.generic):
+        return array[()]
+    if isinstance(leaf, np.ndarray):
+        return array
+    if isinstance(leaf, Mirrored):
+        if leaf.piece is None:
+            return Mirrored([to_device(array, v.device) for v in leaf.values])
+        return Mirrored.of(jax.device_put(array, leaf.piece.sharding))
+    return (
+        jax.device_put(array, leaf.sharding) if leaf.committed else jnp.asarray(array)
+    )
+
+
+def _is_key(dtype: Any) -> bool:
+    return jnp.issubdtype(dtype, jax.dtypes.prng_key)
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, Variable | Mirrored) or _is_stateful(value)
+
+
+def _is_stateful(value: Any) -> bool:
+    if isinstance(value, type):
+        return False
+    return hasattr(value, "get_state") and hasattr(value, "set_state")
+
+
+def _is_jax_array(leaf: Any) -> bool:
+    return isinstance(leaf, jax.Array | Mirrored)
+
+
+def _may_hold_state(value: Any) -> bool:
+    package = type(value).__module__.partition(".")[0]
+    is_foreign = package in _FOREIGN and type(value) is not types.SimpleNamespace
+    return holds_something(value) and hasattr(value, "__dict__") and not is_foreign
+
+
+def _setter(owner: Any, attribute: str) -> Callable[[Any], None]:
+    return lambda value: setattr(owner, attribute, value)
+
+
+def _ignore(value: Any) -> None:
+    pass
+
+
+def _join(*names: str) -> str:
+    return "/".join(name for name in names if name)
