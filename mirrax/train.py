@@ -11,3 +11,4 @@ from mirrax._src.train.preemption import (
     PreemptionCheckpointHandler as PreemptionCheckpointHandler,
 )
 from mirrax._src.train.preemption import TerminationConfig as TerminationConfig
+from mirrax._src.train.progress import Progress as Progress

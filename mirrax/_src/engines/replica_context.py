@@ -242,9 +242,9 @@ class SpmdReplicaContext(ReplicaContext):
         args, kwargs = jax.tree.map(spread, (args, kwargs), is_leaf=is_leaf)
         with context.changed(replica=None, updating=None):
             result = merge_fn(self._strategy, *args, **kwargs)
-        return jax.tree.map(self._own, result, is_leaf=is_leaf)
+        return jax.tree.map(self.own_part, result, is_leaf=is_leaf)
 
-    def _own(self, leaf: Any) -> Any:
+    def own_part(self, leaf: Any) -> Any:
         """This replica's part of what a `merge_fn` returned."""
         if isinstance(leaf, Mirrored) and leaf.piece is not None:
             return leaf.piece

@@ -492,12 +492,11 @@ class Strategy:
         donate_argnums=0)` reuses its memory.
         """
         if self.replica_mesh is None:
-            return jax.tree.map(lambda x: jnp.array(x, copy=True), tree)
+            return jax.tree.map(_own_array, tree)
         mesh = self.replica_mesh
 
         def mirror(x: Any) -> Any:
-            # A copy of its own, so that donating the state never takes the user's array.
-            whole = mesh.mirror(jnp.array(x, copy=True))
+            whole = mesh.mirror(_own_array(x))
             return Mirrored.of(whole) if mesh.size > 1 else first_copy(whole)
 
         return jax.tree.map(mirror, tree)
@@ -567,3 +566,11 @@ def _is_reducible(value: Any) -> bool:
 
 RunOptions.__module__ = "mirrax.distribute"
 ValueContext.__module__ = "mirrax.distribute.experimental"
+
+
+def _own_array(x: Any) -> jax.Array:
+    """A copy of its own, so that donating the state never takes the user's array.
+
+    A number gets the dtype for good: a step must not see another type than the last one.
+    """
+    return jnp.array(x, dtype=jnp.asarray(x).dtype, copy=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,13 @@ from mirrax._src.base.errors import DataLossError, warn_user
 from mirrax._src.base.jax_compat import in_trace
 from mirrax._src.state.variable import OrdinaryVariable, Variable, VariableSpec
 from mirrax._src.train import storage
-from mirrax._src.train.saving import Item, Part, holds_something, is_plain
+from mirrax._src.train.saving import (
+    Item,
+    Part,
+    holds_something,
+    is_plain,
+    may_hold_state,
+)
 from mirrax._src.train.storage import Contents
 from mirrax._src.train.writer import wait_for_saves, writer
 
@@ -64,11 +71,18 @@ class Checkpoint:
 
     def __init__(self, root: Any = None, **kwargs: Any) -> None:
         self._parts: dict[str, Any] = {}
+        if root is not None and not may_hold_state(root):
+            raise ValueError(
+                f"`root` must be an object with attributes to save, got a "
+                f"{type(root).__name__}; give structures and numbers a name: "
+                "`Checkpoint(name=...)`."
+            )
         self._root = root
         self._counter: Variable | None = None
         self._matching: Matching | None = None
         for name, value in kwargs.items():
             setattr(self, name, value)
+        self.collect()  # complains of what cannot be saved
 
     # Attributes ------------------------------------------------------------------------
 
@@ -111,6 +125,10 @@ class Checkpoint:
         """What another checkpoint saves of this one, by name."""
         return dict(self._parts)
 
+    def replace_parts(self, new: Mapping[str, Any]) -> None:
+        """Takes the parts that were restored."""
+        self._parts.update((k, v) for k, v in new.items() if k in self._parts)
+
     def collect(self, only: str | None = None) -> Part:
         """Everything to save, or one attribute, taken apart."""
         parts: dict[str, Any] = dict(self._parts)
@@ -119,10 +137,7 @@ class Checkpoint:
         elif self._counter is not None:
             parts[_COUNTER] = self._counter
 
-        def store(new: Mapping[str, Any]) -> None:
-            self._parts.update((k, v) for k, v in new.items() if k != _COUNTER)
-
-        whole = Part("", parts, store, is_plain)
+        whole = Part("", parts, self.replace_parts, is_plain, (self,))
         if self._root is not None and only is None:
             whole.include(self._root)
         return whole
@@ -254,9 +269,9 @@ class Matching:
             contents, [n for n in (*matched, *later) if n in contents.arrays]
         )
         # States first: they may still be refused, before anything else has changed.
-        for name, item in matched.items():
-            if not item.is_array:
-                item.put(contents.values[name])
+        _put_values(
+            {n: i for n, i in matched.items() if not i.is_array}, contents.values
+        )
         _put_arrays({n: i for n, i in matched.items() if i.is_array}, arrays)
         part.finish()
         for prefix, optimizer in part.unbuilt.items():
@@ -342,16 +357,21 @@ def latest_checkpoint(checkpoint_dir: str | os.PathLike[str]) -> str | None:
     Half-written and damaged checkpoints are passed over; of a damaged one a warning tells.
     """
     wait_for_saves(raising=False)
-    directory = Path(checkpoint_dir)
-    found = newest_sound(storage.checkpoints_in(directory))
+    found = newest_sound(find_checkpoints(Path(checkpoint_dir)))
     return None if found is None else os.path.join(checkpoint_dir, found.path.name)
+
+
+def find_checkpoints(directory: Path) -> list[Contents]:
+    """The checkpoints of a directory, in the order in which they were saved."""
+    storage.recover(directory)
+    return storage.checkpoints_in(directory, lambda error: warn_user(str(error)))
 
 
 def newest_sound(found: list[Contents]) -> Contents | None:
     """The last one of these checkpoints whose files are as they were written."""
     for contents in reversed(found):
         try:
-            storage.verify(contents)
+            storage.verify(contents, is_quick=True)
             return contents
         except DataLossError as error:
             warn_user(str(error))
@@ -367,8 +387,9 @@ def load_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def _taken(name: str, item: Item) -> Any:
+    """What to save, as it is now: a state may go on changing."""
     try:
-        return item.take()
+        return item.take() if item.is_array else json.loads(json.dumps(item.take()))
     except Exception as error:
         error.add_note(f"Raised while a checkpoint saved {name!r}; nothing was saved.")
         raise
@@ -403,6 +424,21 @@ def _check(matched: Mapping[str, Item], contents: Contents) -> None:
             f"The checkpoint {contents.path} does not fit. Nothing has been restored.\n  "
             f"{lines}"
         )
+
+
+def _put_values(items: Mapping[str, Item], values: Mapping[str, Any]) -> None:
+    """Restores numbers and states; if one is refused, those before it are put back."""
+    undo: list[tuple[Item, Any]] = []
+    for name, item in items.items():
+        before = item.take()
+        try:
+            item.put(values[name])
+        except Exception as error:
+            for done, value in reversed(undo):
+                done.put(value)
+            error.add_note(f"Raised while {name!r} was restored; nothing has changed.")
+            raise
+        undo.append((item, before))
 
 
 def _put_arrays(items: Mapping[str, Item], arrays: Mapping[str, Any]) -> None:

@@ -10,9 +10,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from mirrax._src.base.errors import DataLossError, warn_user
 from mirrax._src.state.variable import Variable
 from mirrax._src.train import storage
-from mirrax._src.train.checkpoint import Checkpoint, CheckpointOptions, newest_sound
+from mirrax._src.train.checkpoint import (
+    Checkpoint,
+    CheckpointOptions,
+    find_checkpoints,
+    newest_sound,
+)
 from mirrax._src.train.storage import Contents
 from mirrax._src.train.writer import wait_for_saves
 
@@ -84,11 +90,10 @@ class CheckpointManager:
         self._last_step: int | None = None
         self._is_first_save = True
         wait_for_saves(raising=False)
-        found = [c for c in storage.checkpoints_in(Path(directory)) if self._is_own(c)]
+        found = [c for c in find_checkpoints(Path(directory)) if self._is_own(c)]
         kept = [c.saved_at for c in found if storage.is_kept(c.path)]
         self._last_kept = max(kept, default=time.time())
         self._found = [c for c in found if not storage.is_kept(c.path)]
-        self._sound: set[int] = set()
 
     def _is_own(self, contents: Contents) -> bool:
         return bool(
@@ -120,16 +125,8 @@ class CheckpointManager:
     def latest_checkpoint(self) -> str | None:
         """The path of the newest checkpoint that is not damaged, or None."""
         wait_for_saves(raising=False)
-        newest = self._newest()
-        return None if newest is None else self._path(newest)
-
-    def _newest(self) -> Contents | None:
-        if self._found and self._found[-1].sequence in self._sound:
-            return self._found[-1]
         newest = newest_sound(self._found)
-        if newest is not None:
-            self._sound.add(newest.sequence)
-        return newest
+        return None if newest is None else self._path(newest)
 
     def _path(self, contents: Contents) -> str:
         return os.path.join(self._directory, contents.path.name)
@@ -175,7 +172,6 @@ class CheckpointManager:
         """A checkpoint is on the disk: deletes what is too old. Called by the thread."""
         self._found = [c for c in self._found if c.path != contents.path]
         self._found.append(contents)
-        self._sound.add(contents.sequence)
         while self._max_to_keep is not None and len(self._found) > self._max_to_keep:
             old = self._found.pop(0)
             if (
@@ -194,15 +190,18 @@ class CheckpointManager:
             The path that was restored, or None.
         """
         wait_for_saves()
-        newest = self._newest()
-        if newest is None:
-            if self._init_fn is not None:
-                self._init_fn()
-            return None
-        self._checkpoint.restore(newest.path)
-        if self._step_counter is not None:
-            self._last_step = _number(self._step_counter)
-        return self._path(newest)
+        for contents in reversed(self._found):
+            try:
+                self._checkpoint.restore(contents.path)
+            except (DataLossError, FileNotFoundError) as error:
+                warn_user(str(error))
+                continue
+            if self._step_counter is not None:
+                self._last_step = _number(self._step_counter)
+            return self._path(contents)
+        if self._init_fn is not None:
+            self._init_fn()
+        return None
 
     def sync(self) -> None:
         """Waits until everything that was saved is on the disk.

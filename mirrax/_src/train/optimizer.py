@@ -16,10 +16,11 @@ from jax import lax
 from mirrax._src.base import context
 from mirrax._src.base.jax_compat import Tracer
 from mirrax._src.base.reduce_op import VariableAggregation, VariableSynchronization
-from mirrax._src.base.values import PerReplica, PyTree, ReplicaValues
+from mirrax._src.base.values import PerReplica, PyTree, ReplicaValues, is_leaf
 from mirrax._src.collectives.options import CommunicationOptions
 from mirrax._src.collectives.sparse import IndexedSlices
 from mirrax._src.engines.function import function
+from mirrax._src.engines.replica_context import SpmdReplicaContext
 from mirrax._src.state.variable import Variable, VariableSpec
 from mirrax._src.strategies.default import get_strategy
 
@@ -126,7 +127,7 @@ class Optimizer:
         self._variables: dict[_Name, Variable] = {}
         self._state: PyTree = None
         self._saved: Mapping[str, Any] = {}
-        self._iterations = self._make_iterations(get_strategy(), 0)
+        self._iterations: Variable | None = None
         self._compiled = function(self._update_variables)
 
     # Functional style ------------------------------------------------------------------
@@ -155,13 +156,15 @@ class Optimizer:
             state: What `init` or the last `update` returned.
             params: The parameters, for transformations that look at them (weight decay).
             aggregate: Whether to sum the gradients over the replicas.
-            **extra_args: What the transformation takes beyond that.
+            **extra_args: What the transformation takes beyond that. Floating-point arrays,
+                such as a loss, are averaged over the replicas.
         """
 
         def finish(gradients: PyTree, inner: PyTree) -> tuple[PyTree, PyTree]:
+            extra = _agreed(extra_args)
             if aggregate:
                 gradients = self._sum(gradients)
-            return self._transformation.update(gradients, inner, params, **extra_args)
+            return self._transformation.update(gradients, inner, params, **extra)
 
         if self._steps == 1:
             return finish(updates, state)
@@ -206,7 +209,10 @@ class Optimizer:
     @property
     def iterations(self) -> Variable:
         """How often the variables have been updated."""
-        return self._iterations
+        counter = self._iterations
+        if counter is None:  # not before it is needed: it starts JAX's devices
+            counter = self._iterations = self._make_iterations(get_strategy(), 0)
+        return counter
 
     @property
     def state(self) -> PyTree:
@@ -221,7 +227,7 @@ class Optimizer:
     def variables(self) -> list[Variable]:
         """The number of iterations and all variables of the state."""
         slots = jax.tree.leaves(self._state, is_leaf=_is_variable)
-        return [self._iterations, *slots]
+        return [self.iterations, *slots]
 
     def saved_parts(self) -> dict[str, Any]:
         """What a checkpoint saves, by name."""
@@ -232,7 +238,9 @@ class Optimizer:
             return OwnCopies(variable) if is_own else variable
 
         state = jax.tree.map(whole, self._state, is_leaf=_is_variable)
-        return {"iterations": self._iterations, "state": state}
+        # Not built yet, but restored: what waits to be built is saved again.
+        state = self._saved if state is None else state
+        return {"iterations": self.iterations, "state": state}
 
     def restore_later(self, saved: Mapping[str, Any]) -> None:
         """Takes values of the state, by their names in `state`, for when it is built."""
@@ -254,8 +262,9 @@ class Optimizer:
         self._state = jax.tree_util.tree_map_with_path(
             functools.partial(self._make_slot, strategy), initial
         )
-        if self._iterations.strategy is not variables[0].strategy:
-            now = self._iterations.concrete(is_local=True)
+        counter = self._iterations
+        if counter is None or counter.strategy is not variables[0].strategy:
+            now = 0 if counter is None else counter.concrete(is_local=True)
             self._iterations = self._make_iterations(strategy, now)
         self._variables = named
 
@@ -267,8 +276,11 @@ class Optimizer:
     def _make_slot(self, strategy: Any, path: Any, value: Any) -> Variable:
         key = jax.tree_util.keystr(path, simple=True, separator="/")
         is_own = self._steps > 1 and key.startswith("accumulated/")
+        saved = self._saved.get(key)
+        if saved is not None:
+            self._check_saved(key, saved.shape[1:] if is_own else saved.shape, value)
         spec = VariableSpec(
-            value if is_own else self._saved.get(key, value),
+            value if is_own or saved is None else saved,
             trainable=False,
             name=f"{self.name}/{key}",
             dtype=jnp.asarray(value).dtype,
@@ -280,12 +292,19 @@ class Optimizer:
                 aggregation=VariableAggregation.SUM,
             )
         variable = strategy.extended.create_variable(spec)
-        if is_own and key in self._saved:
+        if is_own and saved is not None:
             # Now, also if a function is being traced.
             now = context.changed(frame=None, replica=None, updating=None)
             with now, jax.ensure_compile_time_eval():
-                OwnCopies(variable).put(self._saved[key])
+                OwnCopies(variable).put(saved)
         return variable
+
+    def _check_saved(self, key: str, shape: tuple[int, ...], value: Any) -> None:
+        if tuple(shape) != jnp.shape(value):
+            raise ValueError(
+                f"{self.name!r} was restored from a checkpoint in which {key} has shape "
+                f"{tuple(shape)}; for the variables here it has {jnp.shape(value)}."
+            )
 
     def apply_gradients(
         self,
@@ -304,6 +323,7 @@ class Optimizer:
                 leaves out nothing changes.
             aggregate: Whether to sum; False for gradients that are summed already.
             **extra_args: What the transformation takes beyond gradients and parameters.
+                Floating-point arrays, such as a loss, are averaged over the replicas.
 
         Returns:
             `iterations`.
@@ -325,7 +345,7 @@ class Optimizer:
                 )
 
             here.replica.merge("apply_gradients", merge, (gradients, extra_args))
-        return self._iterations
+        return self.iterations
 
     def _apply_together(
         self,
@@ -344,7 +364,14 @@ class Optimizer:
                 "arrays: whether to sum them cannot be told. Sum all of them first and pass "
                 "`aggregate=False`."
             )
-        strategy.run(self._compiled, args=(given, aggregate and not plain, extra_args))
+        args = (given, aggregate and not plain, extra_args)
+        if not context.in_program(context.current()):
+            strategy.run(self._compiled, args=args)
+            return
+        # In a `merge_fn`, while one program is traced for all replicas.
+        replica = SpmdReplicaContext(strategy)
+        with context.changed(replica=replica):
+            self._compiled(*jax.tree.map(replica.own_part, args, is_leaf=is_leaf))
 
     def _prepare(
         self, gradients: list[Any], variables: list[Variable]
@@ -394,7 +421,7 @@ class Optimizer:
             if gradients.keys() >= set(owner):
                 variable.store_agreed(variable.convert(value))
         done = new_state.micro_step == 0 if self._steps > 1 else 1
-        self._iterations.store_agreed(self._iterations.read_value() + done)
+        self.iterations.store_agreed(self.iterations.read_value() + done)
 
 
 def _split_pairs(grads_and_vars: Any) -> tuple[list[Any], list[Variable]]:
@@ -465,6 +492,22 @@ def _as_dense(gradient: Any, variable: Variable) -> jax.Array:
     if is_sparse:
         array = IndexedSlices(array, gradient.indices, variable.shape).to_dense()
     return array.astype(variable.dtype)
+
+
+def _agreed(extra_args: dict[str, Any]) -> dict[str, Any]:
+    """Arguments of which all replicas have the same, so that copies never drift apart."""
+    leaves, tree = jax.tree.flatten(extra_args)
+    own = [
+        i
+        for i, x in enumerate(leaves)
+        if isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jnp.floating)
+    ]
+    replica = context.current().replica
+    if own and replica is not None:
+        mean = replica.all_reduce("MEAN", [leaves[i] for i in own])
+        for i, value in zip(own, mean):
+            leaves[i] = value
+    return jax.tree.unflatten(tree, leaves)
 
 
 def _named(variables: Sequence[Variable]) -> dict[_Name, Variable]:

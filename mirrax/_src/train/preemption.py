@@ -82,7 +82,7 @@ class PreemptionCheckpointHandler:
         self._manager = manager
         self._config = termination_config or TerminationConfig()
         self._signalled_at: float | None = None
-        self._has_saved = False
+        self._has_saved = self._is_done = False
         self._run_seconds = 0.0
         self._own_runs = 0
         if not hasattr(manager.checkpoint, _COUNT):
@@ -153,7 +153,7 @@ class PreemptionCheckpointHandler:
         self._save_if_preempted()
 
     def _save_if_preempted(self, *args: Any, **kwargs: Any) -> None:
-        if self._signalled_at is None:
+        if self._signalled_at is None or self._is_done:
             return
         grace = self._config.grace_period or 0
         # Time enough for a few more steps and the last save.
@@ -169,6 +169,7 @@ class PreemptionCheckpointHandler:
         self._manager.sync()
         self._has_saved = True
         if is_last:
+            self._is_done = True  # also if `exit_fn` returns
             self.close()
             (self._config.exit_fn or _exit)()
 

@@ -35,7 +35,7 @@ _HOLDS_NOTHING = (
     type,
     Function,
 )
-_VALUES = (bool, int, float, str)
+_VALUES = (bool, int, float, str)  # also NumPy's strings
 
 
 @dataclass(frozen=True)
@@ -107,26 +107,38 @@ class Part:
         elif isinstance(leaf, OwnCopies):
             self._add_item(name, _copies_item(leaf))
         elif _is_stateful(leaf):
-            self._add_item(
-                name, Item(False, leaf.get_state, lambda _: None, leaf.set_state)
-            )
-        elif hasattr(leaf, "saved_parts"):
-            if isinstance(leaf, Optimizer) and leaf.state is None:
-                self.unbuilt[_join(name, "state/")] = leaf
-            for key, inner in leaf.saved_parts().items():
-                self._descend(_join(name, key), inner, _ignore, _is_jax_array, above)
-        elif isinstance(leaf, Mirrored) or is_array(leaf):
+            item = Item(False, leaf.get_state, lambda _: None, leaf.set_state)
+            self._add_item(name, item)
+        elif isinstance(leaf, Mirrored) or (
+            is_array(leaf) and not isinstance(leaf, str)
+        ):
             if is_state(leaf):
-                self._add_item(name, self._array_item(i, leaf))
+                self._add_item(name, self._array_item(name, i, leaf))
         elif isinstance(leaf, _VALUES):
             if is_state(leaf):
                 self._add_item(name, self._value_item(i, leaf))
-        elif _may_hold_state(leaf) and not any(leaf is each for each in above):
+        elif any(leaf is each for each in above):
+            pass
+        elif hasattr(leaf, "saved_parts"):
+            if isinstance(leaf, Optimizer) and leaf.state is None:
+                self.unbuilt[_join(name, "state/")] = leaf
+            store = getattr(leaf, "replace_parts", _ignore)
+            self._descend(name, leaf.saved_parts(), store, is_plain, (*above, leaf))
+        elif may_hold_state(leaf):
             for key, inner in list(vars(leaf).items()):
-                store = _setter(leaf, key)
                 self._descend(
-                    _join(name, key), inner, store, _is_jax_array, (*above, leaf)
+                    _join(name, key),
+                    inner,
+                    _setter(leaf, key),
+                    _is_jax_array,
+                    (*above, leaf),
                 )
+        elif is_state is is_plain and not isinstance(leaf, _HOLDS_NOTHING):
+            raise ValueError(
+                f"A checkpoint cannot save {name!r}, a {type(leaf).__name__}. It saves "
+                "variables, optimizers, metrics, iterators, arrays, numbers, strings, "
+                "structures of them, and objects that have them as attributes."
+            )
 
     def include(self, root: Any) -> None:
         """Adds what `root` holds, under the names of its attributes."""
@@ -146,8 +158,12 @@ class Part:
             )
         self.items[name] = item
 
-    def _array_item(self, i: int, leaf: Any) -> Item:
+    def _array_item(self, name: str, i: int, leaf: Any) -> Item:
         shape, dtype = jnp.shape(leaf), leaf.dtype
+        if not _is_key(dtype) and not _can_be_named(dtype):
+            raise ValueError(
+                f"A checkpoint cannot save {name!r}, an array of {dtype}: it saves numbers."
+            )
         return Item(
             True,
             # The next step may reuse the memory of an array that is not a variable's.
@@ -230,9 +246,10 @@ def _check_array(shape: tuple[int, ...], dtype: Any, entry: Any) -> str | None:
         return f"it is an array here, the checkpoint has {entry!r:.80}"
     entry = entry.get("key", entry)
     saved = tuple(entry["shape"]), entry["dtype"]
-    for what, here, there in zip(("shape", "dtype"), (shape, str(dtype)), saved):
-        if here != there:
-            return f"its {what} is {here} here, {there} in the checkpoint"
+    here = shape, str(dtype) if _is_key(dtype) else dtype.name
+    for what, mine, theirs in zip(("shape", "dtype"), here, saved):
+        if mine != theirs:
+            return f"its {what} is {mine} here, {theirs} in the checkpoint"
     return None
 
 
@@ -255,6 +272,14 @@ def _is_key(dtype: Any) -> bool:
     return jnp.issubdtype(dtype, jax.dtypes.prng_key)
 
 
+def _can_be_named(dtype: Any) -> bool:
+    """Whether a dtype is that of plain numbers, which its name tells."""
+    try:
+        return not dtype.hasobject and jnp.dtype(dtype.name) == dtype.newbyteorder("=")
+    except TypeError:
+        return False
+
+
 def _is_whole(value: Any) -> bool:
     return isinstance(value, Variable | Mirrored) or _is_stateful(value)
 
@@ -269,14 +294,21 @@ def _is_jax_array(leaf: Any) -> bool:
     return isinstance(leaf, jax.Array | Mirrored)
 
 
-def _may_hold_state(value: Any) -> bool:
+def may_hold_state(value: Any) -> bool:
+    """Whether the attributes of an object are searched for what to save."""
     package = type(value).__module__.partition(".")[0]
     is_foreign = package in _FOREIGN and type(value) is not types.SimpleNamespace
     return holds_something(value) and hasattr(value, "__dict__") and not is_foreign
 
 
 def _setter(owner: Any, attribute: str) -> Callable[[Any], None]:
-    return lambda value: setattr(owner, attribute, value)
+    def set_attribute(value: Any) -> None:
+        try:
+            setattr(owner, attribute, value)
+        except AttributeError:  # a frozen dataclass
+            object.__setattr__(owner, attribute, value)
+
+    return set_attribute
 
 
 def _ignore(value: Any) -> None:

@@ -9,16 +9,17 @@ It is written under a hidden name and renamed when all of it is on the disk. Arr
 
 from __future__ import annotations
 
+import contextlib
 import errno
-import itertools
 import json
 import math
 import os
 import re
+import secrets
 import shutil
 import socket
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,16 +33,20 @@ from mirrax._src.base.errors import DataLossError
 FORMAT = 1
 _MANIFEST = "mirrax.json"
 _ARRAYS = "arrays"
-_PACKED = "packed small arrays"
+_LARGE, _PACKED = "arrays", "packed"
 _KEPT = "kept"
 _SMALL_BYTES = 256 * 1024
 _ALIGNMENT = 64
 _CHUNK_BYTES = 16 * 1024 * 1024  # one array is read by several threads
 _PIECE_BYTES = 1024 * 1024
 _ABANDONED_SECONDS = 3600
-_HIDDEN = re.compile(r"\.(?P<name>.+)\.(tmp|old)-(?P<host>.*)-(?P<pid>\d+)-\d+")
+_HIDDEN = re.compile(r"\.(?P<name>.+)\.(tmp|old)-(?P<host>.*)-(?P<pid>\d+)-[0-9a-f]+")
 
-_numbers = itertools.count()
+# The hidden directories of this process.
+_in_work: set[str] = set()
+
+# Files that were read and found to be sound, as they were then.
+_verified: dict[Path, Any] = {}
 
 
 @dataclass(frozen=True)
@@ -104,6 +109,8 @@ def write(
     except Exception as error:
         shutil.rmtree(hidden, ignore_errors=True)
         raise _explained(error, path) from error
+    finally:
+        _in_work.discard(hidden.name)
 
 
 def _write_files(
@@ -119,7 +126,7 @@ def _write_files(
                 "dtype": str(value.dtype),
             }
             value = jax.random.key_data(value)
-        array = np.asarray(value)
+        array = _in_native_order(np.asarray(value))
         entry |= {"shape": array.shape, "dtype": array.dtype.name}
         if array.nbytes < _SMALL_BYTES:
             packed += bytes(-len(packed) % _ALIGNMENT)
@@ -128,10 +135,11 @@ def _write_files(
         else:
             large[name] = array
         entries[name] = entry
+    tree: dict[str, Any] = {_LARGE: large} if large else {}
     if packed:
-        large[_PACKED] = np.frombuffer(packed, np.uint8)
-    if large:
-        _save_arrays(hidden / _ARRAYS, large)
+        tree[_PACKED] = np.frombuffer(packed, np.uint8)
+    if tree:
+        _save_arrays(hidden / _ARRAYS, tree)
     files = {
         str(f.relative_to(hidden)): (f.stat().st_size, _checksum(f))
         for f in sorted(hidden.rglob("*"))
@@ -159,6 +167,7 @@ def _take_place(hidden: Path, path: Path) -> None:
         path.rename(old)
         hidden.rename(path)
         shutil.rmtree(old, ignore_errors=True)
+        _in_work.discard(old.name)
     else:
         hidden.rename(path)
     _sync_to_disk(path.parent)
@@ -166,31 +175,51 @@ def _take_place(hidden: Path, path: Path) -> None:
 
 def remove(path: Path) -> None:
     """Deletes a checkpoint; what is left if that is interrupted is no checkpoint."""
-    (path / _MANIFEST).unlink(missing_ok=True)
-    shutil.rmtree(path, ignore_errors=True)
+    hidden = _hidden(path, "tmp")
+    with contextlib.suppress(FileNotFoundError):
+        path.rename(hidden)
+    shutil.rmtree(hidden, ignore_errors=True)
+    _in_work.discard(hidden.name)
+
+
+def recover(directory: Path) -> None:
+    """Puts back checkpoints that a process was killed in the middle of replacing."""
+    for each, place in _leftovers(directory):
+        if ".old-" in each.name and not place.exists():
+            each.rename(place)
 
 
 def remove_leftovers(directory: Path) -> None:
-    """Deletes what killed processes have left half written, and puts back what they moved."""
-    for each in directory.glob(".*-*"):
-        match = _HIDDEN.fullmatch(each.name)
-        if match is None or _is_in_use(each, match):
-            continue
-        place = directory / match["name"]
-        if ".old-" in each.name and not place.exists():
-            each.rename(place)
-        else:
-            shutil.rmtree(each, ignore_errors=True)
+    """Deletes what killed processes have left half written."""
+    recover(directory)
+    for each, _ in _leftovers(directory):
+        shutil.rmtree(each, ignore_errors=True)
+
+
+def _leftovers(directory: Path) -> list[tuple[Path, Path]]:
+    """Hidden directories that nobody works on, each with the place that it was for."""
+    found = [(each, _HIDDEN.fullmatch(each.name)) for each in directory.glob(".*-*")]
+    return [
+        (each, directory / match["name"])
+        for each, match in found
+        if match is not None and not _is_in_use(each, match)
+    ]
 
 
 def _hidden(path: Path, kind: str) -> Path:
-    who = f"{socket.gethostname()}-{os.getpid()}-{next(_numbers)}"
-    return path.parent / f".{path.name}.{kind}-{who}"
+    who = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
+    hidden = path.parent / f".{path.name}.{kind}-{who}"
+    _in_work.add(hidden.name)
+    return hidden
 
 
 def _is_in_use(path: Path, match: re.Match[str]) -> bool:
+    if path.name in _in_work:
+        return True
     if match["host"] != socket.gethostname():
         return time.time() - path.stat().st_mtime < _ABANDONED_SECONDS
+    if int(match["pid"]) == os.getpid():  # another process, before this one
+        return False
     try:
         os.kill(int(match["pid"]), 0)
     except ProcessLookupError:
@@ -198,6 +227,10 @@ def _is_in_use(path: Path, match: re.Match[str]) -> bool:
     except PermissionError:
         pass
     return True
+
+
+def _in_native_order(array: np.ndarray) -> np.ndarray:
+    return array.astype(array.dtype.newbyteorder("="), copy=False)
 
 
 def _check_replaceable(path: Path) -> None:
@@ -269,8 +302,8 @@ def read_contents(path: Path) -> Contents:
     return Contents(path, *(content[field] for field in fields))
 
 
-def verify(contents: Contents) -> None:
-    """Reads all files of a checkpoint.
+def verify(contents: Contents, is_quick: bool = False) -> None:
+    """Reads all files of a checkpoint; `is_quick` trusts those that have not changed since.
 
     Raises:
         DataLossError: If one is not as it was written.
@@ -278,34 +311,38 @@ def verify(contents: Contents) -> None:
     for name, (size, checksum) in contents.files.items():
         file = contents.path / name
         try:
-            is_sound = file.stat().st_size == size and _checksum(file) == checksum
+            facts = file.stat()
+            known = (checksum, facts.st_size, facts.st_mtime_ns, facts.st_ino)
+            if is_quick and _verified.get(file) == known:
+                continue
+            is_sound = facts.st_size == size and _checksum(file) == checksum
         except OSError:
             is_sound = False
         if not is_sound:
             raise _damaged(contents.path, name)
+        _verified[file] = known
 
 
 def read_arrays(contents: Contents, names: Collection[str]) -> dict[str, Any]:
     """Some of the arrays, as NumPy arrays (keys of random numbers as JAX's)."""
     entries = {name: contents.arrays[name] for name in names}
-    wanted, every = _stored_as(entries), _stored_as(contents.arrays)
-    is_all = len(wanted) == len(every)
+    wanted = _layout(entries)
+    is_all = wanted == _layout(contents.arrays)
     found = _load_arrays(contents.path / _ARRAYS, wanted, is_all) if wanted else {}
-    packed = found.get(_PACKED, np.empty(0, np.uint8))
-    return {
-        name: _array(entry, found.get(name), packed) for name, entry in entries.items()
-    }
+    large, packed = found.get(_LARGE, {}), found.get(_PACKED)
+    return {name: _array(e, large.get(name), packed) for name, e in entries.items()}
 
 
-def _stored_as(entries: Mapping[str, Any]) -> list[str]:
-    """The names under which Orbax has the arrays of these entries."""
-    large = [name for name, entry in entries.items() if "at" not in entry]
-    small = [e for e in entries.values() if "at" in e and math.prod(e["shape"])]
-    return [*large, _PACKED] if small else large
+def _layout(entries: Mapping[str, Any]) -> dict[str, Any]:
+    """The tree in which Orbax has the arrays of these entries."""
+    large = dict.fromkeys((n for n, e in entries.items() if "at" not in e), 0)
+    has_packed = any("at" in e and math.prod(e["shape"]) for e in entries.values())
+    return ({_LARGE: large} if large else {}) | ({_PACKED: 0} if has_packed else {})
 
 
-def _array(entry: Mapping[str, Any], array: Any, packed: np.ndarray) -> Any:
+def _array(entry: Mapping[str, Any], array: Any, packed: np.ndarray | None) -> Any:
     if array is None:
+        packed = np.empty(0, np.uint8) if packed is None else packed
         dtype, shape = jnp.dtype(entry["dtype"]), tuple(entry["shape"])
         end = entry["at"] + math.prod(shape) * dtype.itemsize
         array = packed[entry["at"] : end].view(dtype).reshape(shape)
@@ -314,16 +351,23 @@ def _array(entry: Mapping[str, Any], array: Any, packed: np.ndarray) -> Any:
     return array
 
 
-def checkpoints_in(directory: Path) -> list[Contents]:
-    """The checkpoints of a directory, in the order in which they were saved."""
+def checkpoints_in(
+    directory: Path, tell: Callable[[DataLossError], None] = lambda _: None
+) -> list[Contents]:
+    """The checkpoints of a directory, in the order in which they were saved.
+
+    Files are not looked at yet; `tell` hears of manifests that are damaged.
+    """
     found = []
     for path in directory.iterdir() if directory.is_dir() else ():
         if path.name.startswith(".") or not path.is_dir():
             continue
         try:
             found.append(read_contents(path))
-        except (OSError, ValueError, DataLossError):
-            continue  # whoever restores it hears why
+        except DataLossError as error:
+            tell(error)
+        except (OSError, ValueError):
+            continue  # no checkpoint, or one of a newer mirrax
     return sorted(found, key=lambda contents: contents.sequence)
 
 
@@ -345,7 +389,7 @@ def _damaged(path: Path, file: str) -> DataLossError:
 
 
 def _nearby(path: Path) -> str:
-    names = [contents.path.name for contents in checkpoints_in(path.parent)]
+    names = sorted(each.parent.name for each in path.parent.glob(f"[!.]*/{_MANIFEST}"))
     return f"; in {path.parent} there are {', '.join(names)}" if names else ""
 
 
@@ -374,20 +418,20 @@ def _checkpointer() -> Any:
     return ocp.Checkpointer(ocp.PyTreeCheckpointHandler(use_compression=False))
 
 
-def _save_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
+def _save_arrays(path: Path, tree: Any) -> None:
     import orbax.checkpoint as ocp
 
-    chunks = {name: ocp.SaveArgs(chunk_byte_size=_CHUNK_BYTES) for name in arrays}
+    chunks = jax.tree.map(lambda _: ocp.SaveArgs(chunk_byte_size=_CHUNK_BYTES), tree)
     _checkpointer().save(
-        path.absolute(), args=ocp.args.PyTreeSave(dict(arrays), save_args=chunks)
+        path.absolute(), args=ocp.args.PyTreeSave(tree, save_args=chunks)
     )
 
 
-def _load_arrays(path: Path, names: Collection[str], is_all: bool) -> dict[str, Any]:
+def _load_arrays(path: Path, tree: Any, is_all: bool) -> Any:
     import orbax.checkpoint as ocp
 
-    wanted = {name: ocp.RestoreArgs(restore_type=np.ndarray) for name in names}
-    part = {} if is_all else {"item": dict.fromkeys(names, 0), "partial_restore": True}
+    wanted = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), tree)
+    part = {} if is_all else {"item": tree, "partial_restore": True}
     return _checkpointer().restore(
         path.absolute(), args=ocp.args.PyTreeRestore(restore_args=wanted, **part)
     )

@@ -1,0 +1,182 @@
+"""`mx.train.Progress`: one line that says how training goes."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+import numpy as np
+
+from mirrax._src.base.values import PerReplica
+from mirrax._src.strategies.default import get_strategy
+
+_DRAW_SECONDS = 0.2
+
+
+class Progress:
+    """Shows step, values such as the loss, examples per second and the time left.
+
+        with mx.train.Progress(total=steps) as progress:
+            for batch in dataset:
+                loss = strategy.run(train_step, args=(batch,))
+                progress.update(examples=64, loss=strategy.reduce("SUM", loss, axis=None))
+
+    On a terminal it is a bar (with `rich`, if that is installed), elsewhere a line of text
+    every `interval` seconds and one at the end. Values stay on their devices until they are
+    shown, which is some steps later, so that training never waits for them. Only the chief of
+    several workers shows anything.
+
+    Args:
+        total: The number of steps, if it is known.
+        initial: The steps that are done already, when training goes on.
+        description: What stands at the beginning of the line.
+        interval: The seconds between two lines where there is no terminal.
+        file: Where lines go; the default is standard output.
+    """
+
+    __module__ = "mirrax.train"
+
+    def __init__(
+        self,
+        total: int | None = None,
+        *,
+        initial: int = 0,
+        description: str = "training",
+        interval: float = 10.0,
+        file: Any = None,
+    ) -> None:
+        self._total = total
+        self._initial = self._step = initial
+        self._description = description
+        self._interval = interval
+        self._file = file or sys.stdout
+        self._is_shown = get_strategy().extended.should_save_summary
+        self._values: dict[str, Any] = {}
+        self._due: dict[str, Any] = {}
+        self._examples = 0
+        self._started: float | None = None
+        self._drawn = 0.0
+        self._bar: Any = None
+        self._task: Any = None
+
+    @property
+    def step(self) -> int:
+        """The number of steps so far."""
+        return self._step
+
+    @property
+    def examples_per_second(self) -> float:
+        """The rate since the first step, whose compilation does not count."""
+        seconds = time.perf_counter() - (self._started or 0.0)
+        return self._examples / seconds if self._started and seconds else 0.0
+
+    def __enter__(self) -> Progress:
+        if self._is_shown and _is_terminal(self._file):
+            self._bar = _make_bar(self._file)
+        if self._bar is not None:
+            self._bar.start()
+            self._task = self._bar.add_task(
+                self._description, total=self._total, completed=self._step, note=""
+            )
+        self._drawn = time.perf_counter()
+        return self
+
+    def update(self, steps: int = 1, examples: int = 0, **values: Any) -> None:
+        """Counts steps, and takes values to show.
+
+        Args:
+            steps: How many steps were done since the last call.
+            examples: How many examples these had.
+            **values: Numbers, arrays, metrics, or functions that return one of them.
+        """
+        for name, value in values.items():
+            if isinstance(value, PerReplica):
+                raise ValueError(
+                    f"{name!r} has a value for each replica; show one of them all: "
+                    f'`strategy.reduce("SUM", {name}, axis=None)`.'
+                )
+        self._step += steps
+        self._values.update(values)
+        now = time.perf_counter()
+        if self._started is None:
+            self._started = now
+        else:
+            self._examples += examples
+        wait = self._interval if self._bar is None else _DRAW_SECONDS
+        if self._is_shown and now - self._drawn >= wait:
+            self._drawn = now
+            self._draw(self._due or self._values)
+            self._due = dict(self._values)
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        try:
+            if self._is_shown and (error is None or self._bar is None):
+                self._draw(self._values if error is None else self._due)
+        finally:
+            if self._bar is not None:
+                self._bar.stop()
+
+    def _draw(self, values: dict[str, Any]) -> None:
+        parts = [f"{name} {_show(value)}" for name, value in values.items()]
+        if self._examples:
+            parts.append(f"{self.examples_per_second:,.0f} examples/s")
+        if self._bar is not None:
+            self._bar.update(self._task, completed=self._step, note=", ".join(parts))
+            return
+        of_all = "" if self._total is None else f"/{self._total}"
+        left = self._seconds_left()
+        if left:
+            parts.append(f"{_clock(left)} left")
+        line = ", ".join([f"step {self._step}{of_all}", *parts])
+        print(f"{self._description}: {line}", file=self._file, flush=True)
+
+    def _seconds_left(self) -> float | None:
+        done = self._step - self._initial - 1
+        if self._total is None or self._started is None or done < 1:
+            return None
+        each = (time.perf_counter() - self._started) / done
+        return each * (self._total - self._step)
+
+
+def _is_terminal(file: Any) -> bool:
+    return hasattr(file, "isatty") and file.isatty()
+
+
+def _make_bar(file: Any) -> Any:
+    try:
+        from rich.console import Console
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            TextColumn,
+            TimeRemainingColumn,
+        )
+    except ImportError:
+        return None
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=None),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[note]}"),
+        TimeRemainingColumn(),
+        console=Console(file=file),
+    )
+
+
+def _show(value: Any) -> str:
+    if hasattr(value, "result"):
+        value = value.result()
+    elif callable(value):
+        return _show(value())
+    number = np.asarray(value)
+    if number.ndim == 0 and np.issubdtype(number.dtype, np.number):
+        return f"{number:.4g}" if number.dtype.kind == "f" else str(number)
+    return str(value)
+
+
+def _clock(seconds: float) -> str:
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
