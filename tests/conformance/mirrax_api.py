@@ -1,5 +1,6 @@
 """mirrax's side of `api`."""
 
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 import jax
@@ -9,6 +10,7 @@ import optax
 
 import mirrax as mx
 
+from . import neutral
 from .neutral import *  # noqa: F403
 
 distribute = mx.distribute
@@ -91,6 +93,16 @@ def gradient(fn, x):
 
 def variable_gradients(fn, variables):
     return mx.value_and_grad(fn, variables)()
+
+
+@contextmanager
+def directory():
+    """As neutral.py's, but not removed while checkpoints are still written into it."""
+    with neutral.directory() as path:
+        try:
+            yield path
+        finally:
+            mx.train.Checkpoint().sync()
 
 
 def sgd(learning_rate, momentum=0.0, nesterov=False, global_clipnorm=None, **kwargs):

@@ -33,6 +33,8 @@ from mirrax._src.engines.signature import Split
 from mirrax._src.engines.spmd import ReplicaTrace
 from mirrax._src.state.frame import RunEagerly
 
+_LARGE_BYTES = 64 * 1024
+
 # Equations that only call a program, which can as well stand in their place.
 _CALLS = {
     "jit",
@@ -70,17 +72,36 @@ class Cut:
     exchanges: tuple[tuple[Any, ...], ...]
 
     @functools.cached_property
-    def texts(self) -> list[tuple[Any, ...]]:
-        """Each equation as far as it does not depend on other equations."""
-        return [
-            (
+    def fingerprints(self) -> list[int]:
+        """For each output a number that tells how it is computed from inputs and exchanges.
+
+        Replicas with other shapes have other programs, in which equations may be missing;
+        where the numbers agree, they compute the same.
+        """
+        exchanged = {
+            id(eqn): (k, j)
+            for k, eqns in enumerate(self.exchanges)
+            for j, eqn in enumerate(eqns)
+        }
+        known = {var: hash(("input", i)) for i, var in enumerate(self.jaxpr.invars)}
+        known.update(zip(self.jaxpr.constvars, map(_fingerprint, self.consts)))
+
+        def of(atom: Any) -> int:
+            return (
+                hash((repr(atom.val), str(atom.aval)))
+                if isinstance(atom, Literal)
+                else known[atom]
+            )
+
+        for eqn in self.jaxpr.eqns:
+            how = exchanged.get(id(eqn)) or (
                 eqn.primitive.name,
                 str(eqn.params),
-                [repr(a.val) for a in eqn.invars if isinstance(a, Literal)],
-                [str(var.aval) for var in eqn.outvars],
+                *map(of, eqn.invars),
             )
-            for eqn in self.jaxpr.eqns
-        ]
+            for i, var in enumerate(eqn.outvars):
+                known[var] = hash((how, i, str(var.aval)))
+        return [of(atom) for atom in self.jaxpr.outvars]
 
 
 def cut_trace(trace: ReplicaTrace) -> Cut:
@@ -139,25 +160,23 @@ def _sort_equations(
 def same_on_all(cuts: Sequence[Cut]) -> list[bool]:
     """For each output of the cuts whether all replicas compute the same.
 
-    Replicas with other shapes have other programs: a value that depends on a shape looks
-    like a constant in each of them, so only equations that all have in common count.
+    A value that depends on a shape looks like a constant in each replica's program, so all
+    of them have to compute it in the same way.
     """
-    first = cuts[0]
-    trace = first.trace
-    if any(len(cut.texts) != len(first.texts) for cut in cuts):
-        is_common = [False] * len(first.texts)
-    else:
-        is_common = [
-            all(text == texts[0] for text in texts)
-            for texts in zip(*(cut.texts for cut in cuts))
-        ]
+    trace = cuts[0].trace
     kinds = [*trace.reads.values(), *trace.signature.array_kinds()]
     inputs = [False, *(not isinstance(kind, Split) for kind in kinds)]
-    same = invariant_outputs(first.jaxpr, inputs, is_common)
-    return [
-        flag and len({_literal(cut.jaxpr.outvars[i]) for cut in cuts}) == 1
-        for i, flag in enumerate(same)
-    ]
+    same = invariant_outputs(cuts[0].jaxpr, inputs)
+    ways = zip(*(cut.fingerprints for cut in cuts))
+    return [flag and len(set(numbers)) == 1 for flag, numbers in zip(same, ways)]
+
+
+def _fingerprint(const: Any) -> int:
+    """A constant's value as a number, or which object it is if it is large."""
+    if getattr(const, "nbytes", _LARGE_BYTES) >= _LARGE_BYTES:
+        return hash(id(const))
+    array = np.asarray(const)
+    return hash((array.shape, array.dtype.name, array.tobytes()))
 
 
 def _inline(
@@ -203,7 +222,3 @@ def _live_equations(jaxpr: Jaxpr) -> list[Any]:
 
 def _variables(atoms: Sequence[Any]) -> list[Any]:
     return [atom for atom in atoms if not isinstance(atom, Literal)]
-
-
-def _literal(atom: Any) -> str | None:
-    return repr(atom.val) if isinstance(atom, Literal) else None

@@ -48,29 +48,22 @@ def contains_collective(eqn: Any) -> bool:
     )
 
 
-def invariant_outputs(
-    jaxpr: Jaxpr, inputs: Sequence[bool], is_common: Sequence[bool] | None = None
-) -> list[bool]:
+def invariant_outputs(jaxpr: Jaxpr, inputs: Sequence[bool]) -> list[bool]:
     """For each output of `jaxpr` whether all replicas compute the same.
 
     Args:
         jaxpr: One replica's program.
         inputs: For each input whether it is the same on all replicas.
-        is_common: For each equation whether all replicas have it, if their programs
-            differ.
     """
     known: dict[Any, bool] = dict(zip(jaxpr.invars, inputs))
-    known.update((var, is_common is None) for var in jaxpr.constvars)
+    known.update((var, True) for var in jaxpr.constvars)
 
     def same(atom: Any) -> bool:
         return isinstance(atom, Literal) or known.get(atom, False)
 
-    for i, eqn in enumerate(jaxpr.eqns):
+    for eqn in jaxpr.eqns:
         ins = [same(atom) for atom in eqn.invars]
-        results = _invariant_results(eqn, ins)
-        if is_common is not None and not is_common[i] and not is_collective(eqn):
-            results = [False] * len(results)
-        known.update(zip(eqn.outvars, results))
+        known.update(zip(eqn.outvars, _invariant_results(eqn, ins)))
     return [same(atom) for atom in jaxpr.outvars]
 
 

@@ -354,6 +354,18 @@ class EagerReplicaContext(ReplicaContext):
             for i in range(len(payloads))
         ]
 
+    def rejoined(self, tree: PyTree) -> PyTree:
+        """`tree`, with the copies of what a collective has returned as one value again."""
+
+        def rejoin(leaf: Any) -> Any:
+            if not isinstance(leaf, PerReplica):
+                return leaf
+            known = [self._shared_results.get(id(v), (v, None))[1] for v in leaf.values]
+            is_one = known[0] is not None and all(k is known[0] for k in known)
+            return known[0] if is_one else leaf
+
+        return jax.tree.map(rejoin, tree, is_leaf=is_leaf)
+
 
 def _start_positions(strategy: Any, *lengths: Any) -> list[PerReplica]:
     """Where each replica's part of a gathered value begins."""

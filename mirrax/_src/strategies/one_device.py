@@ -16,9 +16,10 @@ class _OneDeviceExtended(StrategyExtended):
 
     def _create(self, spec: VariableSpec) -> Variable:
         variable = OrdinaryVariable(spec, self._strategy)
-        variable.stored = jax.device_put(
-            variable.stored, self._strategy.replica_mesh.devices[0]
-        )
+        with jax.ensure_compile_time_eval():  # also while a function is traced
+            variable.stored = jax.device_put(
+                variable.stored, self._strategy.replica_mesh.devices[0]
+            )
         return variable
 
 

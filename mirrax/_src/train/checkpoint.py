@@ -15,6 +15,7 @@ import numpy as np
 from mirrax._src.base import context
 from mirrax._src.base.errors import DataLossError, warn_user
 from mirrax._src.base.jax_compat import in_trace
+from mirrax._src.base.logical import launching
 from mirrax._src.state.variable import OrdinaryVariable, Variable, VariableSpec
 from mirrax._src.train import storage
 from mirrax._src.train.saving import (
@@ -117,7 +118,7 @@ class Checkpoint:
         """How often `save` has been called, restores included."""
         counter = self._counter
         if counter is None:
-            counter = OrdinaryVariable(VariableSpec(0, name=_COUNTER))
+            counter = OrdinaryVariable(VariableSpec(np.int32(0), name=_COUNTER))
             self._counter = counter
         return counter
 
@@ -154,6 +155,7 @@ class Checkpoint:
         It returns as soon as the values are safe from later steps; a thread writes them, and
         `sync` waits for it. An error of that thread is raised by the next `save` or `sync`.
         """
+        _check_outside("save")
         number = int(self.save_counter.numpy()) + 1
         return self.save_as(f"{os.fspath(file_prefix)}-{number}", options)
 
@@ -164,33 +166,44 @@ class Checkpoint:
         then: Callable[[Contents], None] | None = None,
     ) -> str:
         """Saves under exactly this path, counts it, and calls `then` when it is written."""
-        self.save_counter.assign_add(1)
+        _check_outside("save")
+        before = int(self.save_counter.numpy())
+        self._count(before + 1)
         try:
-            return self._write(path, options, then)
+            return self._write(path, options, True, then)
         except BaseException:
-            self.save_counter.assign_sub(1)
+            self._count(before)
             raise
+
+    def _count(self, number: int) -> None:
+        # Not `assign_add`, for which JAX would compile a program in the first save.
+        self.save_counter.store_local(jax.device_put(np.int32(number)))
 
     def write(
         self,
         file_prefix: str | os.PathLike[str],
         options: CheckpointOptions | None = None,
     ) -> str:
-        """Saves as `file_prefix`, without counting; returns this path."""
-        return self._write(os.fspath(file_prefix), options)
+        """Saves as `file_prefix`, without counting; returns this path.
+
+        `latest_checkpoint` does not look at it.
+        """
+        _check_outside("write")
+        return self._write(os.fspath(file_prefix), options, False)
 
     def _write(
         self,
         path: str,
         options: CheckpointOptions | None,
+        is_one_of_many: bool,
         then: Callable[[Contents], None] | None = None,
     ) -> str:
-        _check_outside("save")
         arrays, values = {}, {}
-        for name, item in self.collect().items.items():
-            (arrays if item.is_array else values)[name] = _taken(name, item)
-        _to_host(arrays)
-        writer.start(Path(path), arrays, values, then)
+        with launching:  # no other thread's step may take the memory meanwhile
+            for name, item in self.collect().items.items():
+                (arrays if item.is_array else values)[name] = _taken(name, item)
+            _copy_to_host(arrays)
+        writer.start(Path(path), arrays, values, is_one_of_many, then)
         if options is not None and not options.experimental_enable_async_checkpoint:
             self.sync()
         return path
@@ -227,7 +240,7 @@ class Checkpoint:
             return RestoreStatus(None)
         wait_for_saves()
         contents = storage.read_contents(Path(save_path))
-        storage.verify(contents)
+        storage.check_sizes(contents)
         matching = Matching(self, contents)
         matching.restore_more()
         self._matching = matching
@@ -371,7 +384,7 @@ def newest_sound(found: list[Contents]) -> Contents | None:
     """The last one of these checkpoints whose files are as they were written."""
     for contents in reversed(found):
         try:
-            storage.verify(contents, is_quick=True)
+            storage.verify(contents)
             return contents
         except DataLossError as error:
             warn_user(str(error))
@@ -382,7 +395,7 @@ def load_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Everything in a checkpoint by name, arrays as NumPy's: to look at it without a model."""
     wait_for_saves()
     contents = storage.read_contents(Path(path))
-    storage.verify(contents)
+    storage.check_sizes(contents)
     return {**storage.read_arrays(contents, contents.arrays), **contents.values}
 
 
@@ -395,19 +408,14 @@ def _taken(name: str, item: Item) -> Any:
         raise
 
 
-def _to_host(arrays: dict[str, Any]) -> None:
-    """Copies what lies on accelerators, whose memory is scarce; all transfers at once."""
-    there = {
-        name: array
-        for name, array in arrays.items()
-        if isinstance(array, jax.Array)
-        and next(iter(array.devices())).platform != "cpu"
-    }
+def _copy_to_host(arrays: dict[str, Any]) -> None:
+    """Copies arrays, whose memory the next step may reuse; all transfers at once."""
+    there = {n: a for n, a in arrays.items() if isinstance(a, jax.Array)}
     for array in there.values():
         array.copy_to_host_async()
     for name, array in there.items():
-        if not jax.numpy.issubdtype(array.dtype, jax.dtypes.prng_key):
-            arrays[name] = np.asarray(array)
+        is_key = jax.numpy.issubdtype(array.dtype, jax.dtypes.prng_key)
+        arrays[name] = jax.numpy.copy(array) if is_key else np.array(array)
 
 
 def _check(matched: Mapping[str, Item], contents: Contents) -> None:

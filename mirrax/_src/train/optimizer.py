@@ -14,6 +14,7 @@ import numpy as np
 from jax import lax
 
 from mirrax._src.base import context
+from mirrax._src.base.errors import warn_user
 from mirrax._src.base.jax_compat import Tracer
 from mirrax._src.base.reduce_op import VariableAggregation, VariableSynchronization
 from mirrax._src.base.values import PerReplica, PyTree, ReplicaValues, is_leaf
@@ -180,7 +181,12 @@ class Optimizer:
             )
 
         def wait() -> tuple[PyTree, PyTree]:
-            new = jax.tree.map(jnp.zeros_like, jax.eval_shape(update)[0])
+            shapes, _ = jax.eval_shape(
+                lambda: self._transformation.update(
+                    total, state.inner, params, **extra_args
+                )
+            )
+            new = jax.tree.map(jnp.zeros_like, shapes)
             return new, Accumulating(state.micro_step + 1, total, state.inner)
 
         is_last = state.micro_step == self._steps - 1
@@ -203,6 +209,11 @@ class Optimizer:
         cast = jax.tree.map(lambda x: x.astype(self._reduce_dtype), gradients)
         total = replica.all_reduce("SUM", cast, self._options)
         return jax.tree.map(lambda x, dtype: x.astype(dtype), total, own)
+
+    def __repr__(self) -> str:
+        count = len(self._variables)
+        built = f"of {count} variable(s)" if count else "not built yet"
+        return f"<mx.train.Optimizer {self.name!r}, {built}>"
 
     # Variables -------------------------------------------------------------------------
 
@@ -262,6 +273,7 @@ class Optimizer:
         self._state = jax.tree_util.tree_map_with_path(
             functools.partial(self._make_slot, strategy), initial
         )
+        self._warn_of_rest(initial)
         counter = self._iterations
         if counter is None or counter.strategy is not variables[0].strategy:
             now = 0 if counter is None else counter.concrete(is_local=True)
@@ -274,11 +286,11 @@ class Optimizer:
         return strategy.extended.create_variable(spec)
 
     def _make_slot(self, strategy: Any, path: Any, value: Any) -> Variable:
-        key = jax.tree_util.keystr(path, simple=True, separator="/")
+        key = _key(path)
         is_own = self._steps > 1 and key.startswith("accumulated/")
         saved = self._saved.get(key)
         if saved is not None:
-            self._check_saved(key, saved.shape[1:] if is_own else saved.shape, value)
+            self._check_saved(key, saved[0] if is_own else saved, value)
         spec = VariableSpec(
             value if is_own or saved is None else saved,
             trainable=False,
@@ -299,11 +311,27 @@ class Optimizer:
                 OwnCopies(variable).put(saved)
         return variable
 
-    def _check_saved(self, key: str, shape: tuple[int, ...], value: Any) -> None:
-        if tuple(shape) != jnp.shape(value):
+    def _warn_of_rest(self, initial: PyTree) -> None:
+        """Tells what a checkpoint had for a state that is built now and turns out another."""
+        paths, _ = jax.tree_util.tree_flatten_with_path(initial)
+        made = {_key(path) for path, _ in paths}
+        missing, unused = made - self._saved.keys(), self._saved.keys() - made
+        if self._saved and (missing or unused):
+            warn_user(
+                f"The state of {self.name!r} was restored in part: the variables have other "
+                "names, or the transformation is another one.\nHere, but not in the "
+                f"checkpoint (begun anew): {_names(sorted(missing))}.\nIn the checkpoint, "
+                f"but not here: {_names(sorted(unused))}."
+            )
+        self._saved = {}
+
+    def _check_saved(self, key: str, saved: Any, value: Any) -> None:
+        there, here = ((jnp.shape(x), jnp.result_type(x).name) for x in (saved, value))
+        if there != here:
             raise ValueError(
-                f"{self.name!r} was restored from a checkpoint in which {key} has shape "
-                f"{tuple(shape)}; for the variables here it has {jnp.shape(value)}."
+                f"{self.name!r} was restored from a checkpoint in which {key} is "
+                f"{there[1]} of shape {there[0]}; for the variables here it is {here[1]} of "
+                f"shape {here[0]}."
             )
 
     def apply_gradients(
@@ -339,12 +367,14 @@ class Optimizer:
             self._compiled(self._prepare(gradients, variables), aggregate, extra_args)
         else:
 
-            def merge(strategy: Any, gradients: Any, extra_args: Any) -> None:
+            def merge(strategy: Any, *given: Any) -> Variable:
+                gradients, extra_args = here.replica.rejoined(given)
                 self._apply_together(
                     strategy, gradients, variables, aggregate, extra_args
                 )
+                return self.iterations
 
-            here.replica.merge("apply_gradients", merge, (gradients, extra_args))
+            return here.replica.merge("apply_gradients", merge, (gradients, extra_args))
         return self.iterations
 
     def _apply_together(
@@ -451,8 +481,9 @@ def _check_variables(variables: Sequence[Any]) -> None:
     for variable in variables:
         if not _is_variable(variable):
             raise TypeError(
-                f"An optimizer trains mx.Variable objects, got {_show(variable)}. For a "
-                "pytree of arrays use `init` and `update`."
+                f"An optimizer trains mx.Variable objects, got {_show(variable)}. "
+                "`jax.tree.leaves` of variables gives their arrays: add `is_leaf=lambda v: "
+                "isinstance(v, mx.Variable)`. For a pytree of arrays use `init` and `update`."
             )
         if not jnp.issubdtype(variable.dtype, jnp.inexact):
             raise TypeError(
@@ -519,6 +550,10 @@ def _named(variables: Sequence[Variable]) -> dict[_Name, Variable]:
         )
         named[_Name(next(n for n in names if n not in named))] = variable
     return named
+
+
+def _key(path: Any) -> str:
+    return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
 def _is_distributed(gradient: Any) -> bool:

@@ -130,8 +130,7 @@ class PreemptionCheckpointHandler:
         self._save_if_preempted()
         started = time.monotonic()
         result = distributed_train_function(*args, **kwargs)
-        self._runs += 1
-        self._own_runs += 1
+        self._count()
         self._run_seconds += time.monotonic() - started
         self._save_if_preempted()
         return result
@@ -143,8 +142,14 @@ class PreemptionCheckpointHandler:
             *args: Passed on to the manager's `save`.
             **kwargs: Passed on to the manager's `save`.
         """
-        self._runs += 1
+        self._count()
         self._save_if_preempted(*args, **kwargs)
+
+    def _count(self) -> None:
+        self._runs += 1
+        self._own_runs += 1
+        # Saved with the rest, whoever saves.
+        setattr(self._manager.checkpoint, _COUNT, self._runs)
 
     @contextlib.contextmanager
     def watch_preemption_scope(self) -> Iterator[None]:
@@ -161,7 +166,6 @@ class PreemptionCheckpointHandler:
         is_last = time.monotonic() - self._signalled_at >= grace - reserve
         if self._has_saved and not is_last:
             return
-        setattr(self._manager.checkpoint, _COUNT, self._runs)
         if self._config.save_fn is not None:
             self._config.save_fn(*args, **kwargs)
         else:

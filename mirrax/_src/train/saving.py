@@ -17,8 +17,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from mirrax._src.base.logical import launching
 from mirrax._src.base.reduce_op import VariableSynchronization
-from mirrax._src.base.values import Mirrored, is_array, to_device
+from mirrax._src.base.values import Mirrored, PerReplica, is_array, to_device
 from mirrax._src.engines.function import Function
 from mirrax._src.state.distributed import DistributedVariable
 from mirrax._src.state.variable import Variable
@@ -166,8 +167,7 @@ class Part:
             )
         return Item(
             True,
-            # The next step may reuse the memory of an array that is not a variable's.
-            lambda: np.array(leaf) if not _is_key(dtype) else jnp.copy(leaf),
+            lambda: _whole(name, leaf),
             lambda entry: _check_array(shape, dtype, entry),
             lambda array: self._replace(i, _placed_like(leaf, array)),
         )
@@ -215,12 +215,19 @@ def _variable_item(variable: Variable) -> Item:
         if is_on_read:  # a sum, say, of all copies
             return variable.read_value()
         variable.check_not_lost()
-        # Immutable: a compiled step that would reuse its memory copies it first.
-        return variable.concrete(is_local=True)
+        stored = variable.stored
+        if isinstance(stored, PerReplica):
+            return stored.values[0]
+        return stored.addressable_data(0)
 
     def put(array: Any) -> None:
-        # A summed variable is assigned, so that each copy gets its share.
-        (variable.assign if is_on_read else variable.store_agreed)(jnp.asarray(array))
+        if is_on_read:  # a summed variable's copies get equal shares
+            variable.assign(array)
+        elif is_mirrored:  # it is on all devices already, and nobody else's
+            with launching:
+                variable.stored = array
+        else:
+            variable.store_local(jnp.asarray(array))
 
     return Item(
         True,
@@ -251,6 +258,22 @@ def _check_array(shape: tuple[int, ...], dtype: Any, entry: Any) -> str | None:
         if mine != theirs:
             return f"its {what} is {mine} here, {theirs} in the checkpoint"
     return None
+
+
+def _whole(name: str, leaf: Any) -> Any:
+    """An array that is given to a checkpoint, as one array."""
+    if isinstance(leaf, Mirrored):
+        leaf = leaf.piece if leaf.piece is not None else leaf.values[0]
+    if not isinstance(leaf, jax.Array):
+        return np.array(leaf)
+    if leaf.is_deleted():
+        raise RuntimeError(
+            f"{name!r} was donated to a compiled function, whose results took over its "
+            f"memory. Give the checkpoint the new value before saving: `checkpoint."
+            f"{name.partition('/')[0]} = ...`."
+        )
+    is_copied = leaf.is_fully_replicated
+    return leaf.addressable_data(0) if is_copied else leaf
 
 
 def _placed_like(leaf: Any, array: Any) -> Any:

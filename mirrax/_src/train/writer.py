@@ -26,6 +26,7 @@ class Writer:
         path: Path,
         arrays: Mapping[str, Any],
         values: Mapping[str, Any],
+        is_one_of_many: bool,
         then: Callable[[Contents], None] | None = None,
     ) -> None:
         """Begins to write a checkpoint; when it is on the disk, `then` hears of it.
@@ -35,14 +36,14 @@ class Writer:
         """
         with self._lock:
             self._wait()
+            self._wait_at_exit(path)
             hidden = storage.begin(path)
             self._thread = threading.Thread(
                 target=self._write,
-                args=(then, hidden, path, arrays, values),
+                args=(then, hidden, path, arrays, values, is_one_of_many),
                 name=f"mirrax-save-{path.name}",
                 daemon=True,
             )
-            self._wait_at_exit()
             self._thread.start()
 
     def wait(self, raising: bool = True) -> None:
@@ -66,15 +67,21 @@ class Writer:
         except Exception as error:
             self._error = error
 
-    def _wait_at_exit(self) -> None:
+    def _wait_at_exit(self, path: Path) -> None:
         """Makes the end of the program wait; threads of Orbax cannot be started after it."""
         if self._waits_at_exit:
             return
-        self._waits_at_exit = True
         # `atexit` is too late: Python then refuses new threads, which Orbax needs.
         import concurrent.futures.thread  # noqa: F401 - its own hook has to run after this one
 
-        threading._register_atexit(self._finish)  # type: ignore[attr-defined]
+        try:
+            threading._register_atexit(self._finish)  # type: ignore[attr-defined]
+        except RuntimeError:
+            raise RuntimeError(
+                f"The checkpoint {path} was not saved: the program is ending. Save before "
+                "the main thread ends."
+            ) from None
+        self._waits_at_exit = True
 
     def _finish(self) -> None:
         try:

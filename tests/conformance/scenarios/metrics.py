@@ -515,11 +515,13 @@ def accuracy_of_a_column_and_a_vector(api, engine):
 
 
 @scenario("11.6")
-def accuracy_broadcasts(api, engine):
-    return [
-        after(api, engine, "Accuracy", PAIRS, ([1.0], [4.0])),
-        after(api, engine, "Accuracy", SQUARES, ([1.0, 3.0], [5.0, 0.0])),
-    ]
+def accuracy_of_a_vector_and_one_number(api, engine):
+    return after(api, engine, "Accuracy", PAIRS, ([1.0], [4.0]))
+
+
+@scenario("11.6")
+def accuracy_of_rows_and_a_vector(api, engine):
+    return after(api, engine, "Accuracy", SQUARES, ([1.0, 3.0], [5.0, 0.0]))
 
 
 @scenario("11.6")

@@ -1,0 +1,97 @@
+"""The programs in `examples/`, started as a user starts them: they learn, and go on."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import mirrax as mx
+
+pytestmark = pytest.mark.slow
+ROOT = Path(__file__).parent.parent.parent
+TIMEOUT_SECONDS = 55  # two of them in pytest's own limit, to say what was printed
+
+
+def start(name: str, **options: object) -> list[str]:
+    """Runs an example in a process of its own; the lines that it prints."""
+    command = [sys.executable, "-W", "error", f"examples/{name}.py"]
+    for option, value in options.items():
+        command += [f"--{option}", str(value)]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=TIMEOUT_SECONDS, cwd=ROOT
+        )
+    except subprocess.TimeoutExpired as error:
+        printed = (error.stdout or b"").decode() + (error.stderr or b"").decode()
+        pytest.fail(f"{command} did not end in {TIMEOUT_SECONDS} s:\n{printed}")
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def losses_in(lines: list[str]) -> list[float]:
+    return [float(loss) for loss in re.findall(r"loss ([0-9.]+)", "\n".join(lines))]
+
+
+def percentage_in(line: str) -> float:
+    found = re.match(r"([0-9.]+)%", line)
+    assert found is not None, line
+    return float(found[1])
+
+
+def saved(directory: Path) -> dict[str, np.ndarray]:
+    """The arrays of the newest checkpoint in `directory`, by name."""
+    path = mx.train.latest_checkpoint(directory)
+    assert path is not None
+    everything = mx.train.load_checkpoint(path)
+    return {k: v for k, v in everything.items() if isinstance(v, np.ndarray)}
+
+
+def test_custom_loop_learns_and_goes_on_to_the_same_weights(tmp_path: Path) -> None:
+    lines = start("custom_loop", epochs=4, directory=tmp_path)
+    assert lines[0] == "Starting from scratch."
+    losses = losses_in(lines)
+    assert len(losses) == 4 and losses[3] < losses[0] / 2
+    assert percentage_in(lines[-1]) > 80
+
+    expected = saved(tmp_path)
+    shutil.rmtree(tmp_path / "ckpt-4")  # as if it had been stopped in the last epoch
+    again = start("custom_loop", epochs=4, directory=tmp_path)
+    assert again == [f"Restored {tmp_path}/ckpt-3.", *lines[-2:]]
+    found = saved(tmp_path)
+    assert found.keys() == expected.keys()
+    assert [n for n in found if found[n].tobytes() != expected[n].tobytes()] == []
+
+
+def test_functional_optax_goes_on_with_other_replicas(tmp_path: Path) -> None:
+    lines = start("functional_optax", steps=60, directory=tmp_path)
+    assert [line.split(":")[0] for line in lines[:-1]] == ["step 50", "step 60"]
+    lines = start("functional_optax", steps=120, directory=tmp_path, replicas=3)
+    assert lines[0] == "Going on after step 60."
+    assert [line.split(":")[0] for line in lines[1:-1]] == ["step 100", "step 120"]
+    assert losses_in(lines)[-1] < 0.3
+    assert percentage_in(lines[-1]) > 92
+    assert saved(tmp_path)["state/1/0/count"] == 120  # Adam's
+
+
+def test_flax_linen_learns_digits() -> None:
+    lines = start("flax_linen", epochs=4)
+    assert lines[3].startswith("epoch 4, step 56: ")
+    losses = losses_in(lines)
+    assert losses[3] < losses[0] / 2
+    assert percentage_in(lines[-1]) > 80
+
+
+def test_char_transformer_learns_to_write() -> None:
+    lines = start("char_transformer", steps=30)
+    losses = losses_in(lines[:2])
+    assert (
+        losses[1] < losses[0] < np.log(128)
+    )  # chance, with more characters than it has
+    assert lines[2] == 'The "assert" statement'  # the beginning is given
+    assert len("\n".join(lines[2:])) == 300

@@ -1,0 +1,1 @@
+"""Optimizers, losses and metrics, beside Optax and NumPy on one device."""
