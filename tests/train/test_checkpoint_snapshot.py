@@ -506,6 +506,8 @@ def test_a_directory_of_another_user(tmp_path):
 
         v = mx.Variable(1.0)
         checkpoint = mx.train.Checkpoint(v=v)
+        checkpoint.write({str(tmp_path / "first")!r})  # imports what it needs
+        checkpoint.sync()
         os.setuid(65534)
         try:
             checkpoint.save({str(place)!r} + "/c")

@@ -179,7 +179,7 @@ trees = st.recursive(
 )
 
 
-@examples(40)
+@examples(30)
 @given(tree=trees)
 def test_any_structure_comes_back_to_the_last_bit(tree, tmp_path_factory):
     assert_comes_back({"tree": tree}, tmp_path_factory.mktemp("c"))

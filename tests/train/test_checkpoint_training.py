@@ -65,11 +65,11 @@ def uninterrupted(n, engine, last, **kwargs):
 @pytest.mark.parametrize(
     "n, built, engine",
     [
-        (2, True, "eager"),
         (2, False, "eager"),
         (2, True, "compiled"),
         (2, False, "compiled"),
-        (1, False, "compiled"),
+        pytest.param(2, True, "eager", marks=pytest.mark.slow),
+        pytest.param(1, False, "compiled", marks=pytest.mark.slow),
     ],
 )
 def test_an_optimizer_goes_on_to_the_last_bit(n, built, engine, tmp_path):
@@ -155,7 +155,7 @@ def test_slots_of_another_shape_or_dtype_are_refused_when_they_are_made(
     optimizer = Optimizer(ADAM)
     Checkpoint(optimizer=optimizer).read(path).expect_partial()
     w, b = mx.Variable(value, name="w"), mx.Variable(1.0, name="b")
-    with pytest.raises(ValueError, match="0/mu/w has"):
+    with pytest.raises(ValueError, match="0/mu/w is float32 of shape"):
         optimizer.build([w, b])
 
 
@@ -186,8 +186,15 @@ def test_a_learning_rate_that_was_changed_by_hand(tmp_path):
 # Gradient accumulation ------------------------------------------------------------------
 
 
-@both_engines
-@pytest.mark.parametrize("built", [True, False])
+@pytest.mark.parametrize(
+    "built, engine",
+    [
+        (True, "eager"),
+        (False, "compiled"),
+        pytest.param(True, "compiled", marks=pytest.mark.slow),
+        pytest.param(False, "eager", marks=pytest.mark.slow),
+    ],
+)
 def test_half_way_to_an_update_to_the_last_bit(built, engine, tmp_path):
     first = uninterrupted(2, engine, 4, gradient_accumulation_steps=3)
     path = first.checkpoint.save(tmp_path / "c")
@@ -202,8 +209,7 @@ def test_half_way_to_an_update_to_the_last_bit(built, engine, tmp_path):
     assert again.optimizer.iterations.numpy() == 2
 
 
-@pytest.mark.parametrize("n", [1, 3, 4])
-@pytest.mark.parametrize("built", [True, False])
+@pytest.mark.parametrize("built, n", [(True, 1), (True, 4), (False, 3)])
 def test_half_way_to_an_update_on_another_number_of_replicas(built, n, tmp_path):
     first = uninterrupted(2, "eager", 2, gradient_accumulation_steps=3)
     path = first.checkpoint.save(tmp_path / "c")
@@ -220,8 +226,16 @@ def test_half_way_to_an_update_on_another_number_of_replicas(built, n, tmp_path)
 # Metrics --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("n", [1, 2, 3])
-@pytest.mark.parametrize("kind", ["Mean", "Sum", "SparseCategoricalAccuracy"])
+@pytest.mark.parametrize(
+    "kind, n",
+    [
+        ("Mean", 1),
+        ("Mean", 2),
+        ("Mean", 3),
+        ("Sum", 3),
+        ("SparseCategoricalAccuracy", 1),
+    ],
+)
 def test_a_metric_on_another_number_of_replicas(kind, n, tmp_path):
     def make(n):
         with mirrored(n).scope():

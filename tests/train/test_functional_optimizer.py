@@ -52,8 +52,17 @@ def step_with(optimizer):
     return step
 
 
-@pytest.mark.parametrize("engine", ["eager", "compiled", "donating"])
-@pytest.mark.parametrize("k", [1, 2])
+@pytest.mark.parametrize(
+    "engine, k",
+    [
+        ("compiled", 1),
+        ("donating", 2),
+        pytest.param("eager", 1, marks=pytest.mark.slow),
+        pytest.param("eager", 2, marks=pytest.mark.slow),
+        pytest.param("compiled", 2, marks=pytest.mark.slow),
+        pytest.param("donating", 1, marks=pytest.mark.slow),
+    ],
+)
 def test_the_same_as_with_variables(engine, k):
     strategy = STRATEGIES[2]
     variables = make_variables(strategy)
@@ -110,8 +119,9 @@ def test_extra_arguments_are_passed_on():
     )
     params = jnp.ones(2)
     state = optimizer.init(params)
+    update = jax.jit(optimizer.update)
     for expected in (1.0, 0.5, 0.25):
-        updates, state = optimizer.update(params, state, params, value=1.0)
+        updates, state = update(params, state, params, value=1.0)
         np.testing.assert_array_equal(updates, [expected] * 2)
 
 

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers.engines import all_styles, both_engines, parts, per_replica, run
+from helpers.engines import both_engines, parts, per_replica, run
 from helpers.hlo import compiled_text, count
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,7 +14,7 @@ from property.examples import examples
 
 import mirrax as mx
 
-from .training import STRATEGIES
+from .training import STRATEGIES, slow_if_eager, slow_unless_compiled
 
 numbers = st.integers(-16, 16).map(lambda k: k / 4)
 batches = st.lists(st.lists(numbers, max_size=3), min_size=1, max_size=4)
@@ -32,7 +32,7 @@ def whole(strategy, shares):
 
 
 @both_engines
-@examples(10)
+@examples(5)
 @given(losses=batches)
 def test_shares_add_up_to_the_mean(engine, losses):
     """Also with fewer examples on some replicas, or none anywhere."""
@@ -47,8 +47,8 @@ def test_shares_add_up_to_the_mean(engine, losses):
         np.testing.assert_allclose(share, own, rtol=1e-5, atol=1e-6)
 
 
-@both_engines
-@examples(6)
+@slow_if_eager
+@examples(3)
 @given(
     losses=batches,
     size=st.integers(0, 9),
@@ -78,8 +78,10 @@ def test_weights_and_a_given_batch_size(engine, losses, size, weight):
         np.testing.assert_allclose(share, expected, rtol=1e-5, atol=1e-6)
 
 
-@both_engines
-@examples(5)
+@pytest.mark.parametrize(
+    "engine", [pytest.param("eager", marks=pytest.mark.slow), "compiled"]
+)
+@examples(3)
 @given(
     sizes=st.lists(st.integers(0, 3), min_size=2, max_size=3),
     seed=st.integers(0, 99),
@@ -110,14 +112,14 @@ def test_gradients_add_up_to_that_of_the_whole_batch(engine, sizes, seed, is_wei
         np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-5)
 
 
-@all_styles
+@slow_unless_compiled
 def test_further_axes_are_summed_and_only_examples_counted(engine):
     strategy = STRATEGIES[2]
     losses = per_replica(strategy, np.ones((2, 3), "float32"), np.ones((2, 3), "f4"))
     assert parts(strategy, run(strategy, average, losses, engine=engine)) == [1.5, 1.5]
 
 
-@both_engines
+@slow_if_eager
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 def test_the_result_has_the_type_of_the_losses(engine, dtype):
     strategy = STRATEGIES[2]
@@ -202,7 +204,7 @@ def test_what_cannot_be_averaged(engine, args, kwargs, error, match):
 
 
 @both_engines
-@examples(6)
+@examples(3)
 @given(n=st.integers(1, 4), values=st.lists(numbers, max_size=4))
 def test_regularization_counts_once(engine, n, values):
     strategy = STRATEGIES[n]

@@ -59,7 +59,7 @@ def columns(part):
 
 @both_engines
 @pytest.mark.parametrize("is_weighted", [False, True])
-@examples(5)
+@examples(3)
 @given(data=epochs())
 def test_mean_and_sum_of_uneven_parts(engine, is_weighted, data):
     n, steps = data
@@ -89,7 +89,7 @@ def test_mean_and_sum_of_uneven_parts(engine, is_weighted, data):
 
 
 @both_engines
-@examples(5)
+@examples(3)
 @given(
     sizes=st.lists(st.integers(0, 3), min_size=1, max_size=3),
     seed=st.integers(0, 99),

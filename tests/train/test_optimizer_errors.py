@@ -170,7 +170,7 @@ BAD: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("engine", ["outside", "in scope", "eager", "compiled"])
+@pytest.mark.parametrize("engine", ["outside", "eager", "compiled"])
 @pytest.mark.parametrize("what", BAD)
 def test_gradients_that_cannot_be_applied(engine, what, trained):
     assert_refused(trained, *BAD[what], engine=engine)

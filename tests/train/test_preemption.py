@@ -276,6 +276,7 @@ def test_a_last_save_that_fails_does_not_end_the_program_in_silence(
     t.handler.close()
 
 
+@pytest.mark.slow
 def test_time_that_is_left_is_used(tmp_path):
     t = Training(tmp_path, grace_period=2.0)
     for _ in range(50):  # the first one, which compiles, is not typical

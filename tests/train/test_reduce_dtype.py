@@ -18,7 +18,7 @@ from property.examples import examples
 import mirrax as mx
 from mirrax._src.engines.signature import sort_arguments
 
-from .training import STRATEGIES, assert_in_step, make_variables, step_of
+from .training import STRATEGIES, assert_in_step, make_variables, slow_if_eager, step_of
 
 
 def types_that_travel(strategy, function, *args):
@@ -47,7 +47,7 @@ def applied(engine, parts_of_gradient, dtype, value: Any = 0.0, n=2, **kwargs):
     return variables["v"], travelled
 
 
-@both_engines
+@slow_if_eager
 @pytest.mark.parametrize(
     "dtype, reduce_dtype, travels",
     [
@@ -70,7 +70,7 @@ def test_the_type_that_travels(engine, dtype, reduce_dtype, travels):
 
 
 @both_engines
-@examples(4)
+@examples(2)
 @given(
     gradients=st.lists(
         st.lists(st.floats(-100, 100, width=32), min_size=3, max_size=3),

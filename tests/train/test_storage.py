@@ -29,7 +29,7 @@ HOST = socket.gethostname()
 
 def write(path, **arrays):
     """A checkpoint of these arrays."""
-    storage.write(storage.begin(path), path, arrays, {})
+    storage.write(storage.begin(path), path, arrays, {}, True)
 
 
 def value(path):
@@ -171,7 +171,9 @@ def test_the_old_one_is_there_until_the_new_one_is_whole(tmp_path, monkeypatch):
     assert value(tmp_path / "c") == 2.0
 
 
-@pytest.mark.parametrize("who", ["manager", "latest", "restore_or_initialize"])
+@pytest.mark.parametrize(
+    "who", ["manager", "latest", "restore", "load", "restore_or_initialize"]
+)
 def test_a_kill_between_the_two_renames_is_recovered(who, dead, tmp_path, monkeypatch):
     path = tmp_path / "ckpt-1"
     write(path, v=np.float32(1.0))
@@ -179,6 +181,11 @@ def test_a_kill_between_the_two_renames_is_recovered(who, dead, tmp_path, monkey
     v = mx.Variable(np.float32(0.0))
     if who == "latest":
         assert latest_checkpoint(tmp_path) == str(path)
+    elif who == "restore":
+        Checkpoint(v=v).read(path).assert_consumed()
+        assert v.numpy() == 1.0
+    elif who == "load":
+        assert load_checkpoint(path)["v"] == 1.0
     else:
         manager = CheckpointManager(Checkpoint(v=v), tmp_path, None)
         if who == "manager":

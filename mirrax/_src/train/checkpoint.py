@@ -72,7 +72,8 @@ class Checkpoint:
 
     def __init__(self, root: Any = None, **kwargs: Any) -> None:
         self._parts: dict[str, Any] = {}
-        if root is not None and not may_hold_state(root):
+        has_parts = hasattr(root, "saved_parts") or may_hold_state(root)
+        if root is not None and not has_parts:
             raise ValueError(
                 f"`root` must be an object with attributes to save, got a "
                 f"{type(root).__name__}; give structures and numbers a name: "
@@ -82,6 +83,11 @@ class Checkpoint:
         self._counter: Variable | None = None
         self._matching: Matching | None = None
         for name, value in kwargs.items():
+            if name.startswith("_"):
+                raise ValueError(
+                    f"{name!r} cannot be a part of a checkpoint: names that begin with an "
+                    "underscore are its own."
+                )
             setattr(self, name, value)
         self.collect()  # complains of what cannot be saved
 
@@ -238,10 +244,7 @@ class Checkpoint:
         _check_outside("restore")
         if save_path is None:
             return RestoreStatus(None)
-        wait_for_saves()
-        contents = storage.read_contents(Path(save_path))
-        storage.check_sizes(contents)
-        matching = Matching(self, contents)
+        matching = Matching(self, _open(save_path))
         matching.restore_more()
         self._matching = matching
         return RestoreStatus(matching)
@@ -268,6 +271,11 @@ class Matching:
     def restore_more(self, only: str | None = None) -> None:
         """Restores what is there now: everything, or one attribute."""
         contents = self.contents
+        if only is not None and _open(contents.path) != contents:
+            raise ValueError(
+                f"{only!r} cannot be restored any more: {contents.path} was replaced by "
+                "another checkpoint since. Restore again."
+            )
         part = self._checkpoint.collect(only)
         matched = {n: item for n, item in part.items.items() if n in self.unused}
         self.missing |= part.items.keys() - matched.keys()
@@ -370,8 +378,11 @@ def latest_checkpoint(checkpoint_dir: str | os.PathLike[str]) -> str | None:
     Half-written and damaged checkpoints are passed over; of a damaged one a warning tells.
     """
     wait_for_saves(raising=False)
-    found = newest_sound(find_checkpoints(Path(checkpoint_dir)))
-    return None if found is None else os.path.join(checkpoint_dir, found.path.name)
+    for _ in range(3):  # another process may delete one while this one looks at it
+        found = newest_sound(find_checkpoints(Path(checkpoint_dir)))
+        if found is not None:
+            return os.path.join(checkpoint_dir, found.path.name)
+    return None
 
 
 def find_checkpoints(directory: Path) -> list[Contents]:
@@ -386,6 +397,8 @@ def newest_sound(found: list[Contents]) -> Contents | None:
         try:
             storage.verify(contents)
             return contents
+        except FileNotFoundError:
+            continue
         except DataLossError as error:
             warn_user(str(error))
     return None
@@ -393,10 +406,17 @@ def newest_sound(found: list[Contents]) -> Contents | None:
 
 def load_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Everything in a checkpoint by name, arrays as NumPy's: to look at it without a model."""
+    contents = _open(path)
+    return {**storage.read_arrays(contents, contents.arrays), **contents.values}
+
+
+def _open(path: str | os.PathLike[str]) -> Contents:
+    """What is in a checkpoint that is about to be read."""
     wait_for_saves()
+    storage.recover(Path(path).parent)
     contents = storage.read_contents(Path(path))
     storage.check_sizes(contents)
-    return {**storage.read_arrays(contents, contents.arrays), **contents.values}
+    return contents
 
 
 def _taken(name: str, item: Item) -> Any:

@@ -110,11 +110,11 @@ class Optimizer:
                 f"`optax.adam(1e-3)`, got {transformation!r}."
             )
         steps = gradient_accumulation_steps
-        if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
+        if not hasattr(steps, "__index__") or isinstance(steps, bool) or steps < 1:
             raise ValueError(
                 f"`gradient_accumulation_steps` must be a number from 1 on, got {steps!r}."
             )
-        if reduce_dtype is not None and not jnp.issubdtype(reduce_dtype, jnp.inexact):
+        if reduce_dtype is not None and not _is_floating(reduce_dtype):
             raise ValueError(
                 f"`reduce_dtype` must be a floating-point type, got {reduce_dtype!r}."
             )
@@ -122,7 +122,7 @@ class Optimizer:
 
         self.name = name
         self._transformation = optax.with_extra_args_support(transformation)
-        self._steps = steps
+        self._steps = int(steps)
         self._reduce_dtype = reduce_dtype and jnp.dtype(reduce_dtype)
         self._options = options
         self._variables: dict[_Name, Variable] = {}
@@ -366,16 +366,31 @@ class Optimizer:
         elif context.in_program(here) or here.strategy.num_replicas_in_sync == 1:
             self._compiled(self._prepare(gradients, variables), aggregate, extra_args)
         else:
-
-            def merge(strategy: Any, *given: Any) -> Variable:
-                gradients, extra_args = here.replica.rejoined(given)
-                self._apply_together(
-                    strategy, gradients, variables, aggregate, extra_args
-                )
-                return self.iterations
-
-            return here.replica.merge("apply_gradients", merge, (gradients, extra_args))
+            return self._apply_eagerly(
+                here, gradients, variables, aggregate, extra_args
+            )
         return self.iterations
+
+    def _apply_eagerly(
+        self,
+        here: context.Context,
+        gradients: list[Any],
+        variables: list[Variable],
+        aggregate: bool,
+        extra_args: dict[str, Any],
+    ) -> Variable:
+        """In an eager replica: all meet, and one compiled step does the rest."""
+        # By name, since replicas may come with another order.
+        known = {f"{v.name} ({v.number})": v for v in variables}
+        own = {k: _as_dense(g, v) for (k, v), g in zip(known.items(), gradients)}
+
+        def merge(strategy: Any, *given: Any) -> Variable:
+            together, extra = here.replica.rejoined(given)
+            ordered = [together[key] for key in known]
+            self._apply_together(strategy, ordered, variables, aggregate, extra)
+            return self.iterations
+
+        return here.replica.merge("apply_gradients", merge, (own, extra_args))
 
     def _apply_together(
         self,
@@ -559,6 +574,13 @@ def _key(path: Any) -> str:
 def _is_distributed(gradient: Any) -> bool:
     rows = gradient.values if isinstance(gradient, IndexedSlices) else gradient
     return isinstance(rows, ReplicaValues)
+
+
+def _is_floating(dtype: Any) -> bool:
+    try:
+        return bool(jnp.issubdtype(jnp.dtype(dtype), jnp.inexact))
+    except TypeError:
+        return False
 
 
 def _is_variable(value: Any) -> bool:

@@ -227,7 +227,7 @@ def _variable_item(variable: Variable) -> Item:
             with launching:
                 variable.stored = array
         else:
-            variable.store_local(jnp.asarray(array))
+            variable.store_local(_placed_like(variable.stored, array))
 
     return Item(
         True,
@@ -286,9 +286,9 @@ def _placed_like(leaf: Any, array: Any) -> Any:
         if leaf.piece is None:
             return Mirrored([to_device(array, v.device) for v in leaf.values])
         return Mirrored.of(jax.device_put(array, leaf.piece.sharding))
-    return (
-        jax.device_put(array, leaf.sharding) if leaf.committed else jnp.asarray(array)
-    )
+    if leaf.committed or len(leaf.devices()) > 1:
+        return jax.device_put(array, leaf.sharding)
+    return to_device(array, leaf.device)
 
 
 def _is_key(dtype: Any) -> bool:

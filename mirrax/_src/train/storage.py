@@ -34,7 +34,7 @@ from mirrax._src.base.errors import DataLossError
 FORMAT = 1
 _MANIFEST = "mirrax.json"
 _ARRAYS = "arrays"
-_LARGE, _PACKED = "arrays", "packed"
+_PACKED = "packed"
 _KEPT = "kept"
 _SMALL_BYTES = 256 * 1024
 _ALIGNMENT = 64
@@ -145,13 +145,14 @@ def _write_files(
             entry["at"] = len(packed)
             packed += np.ascontiguousarray(array).tobytes()
         else:
-            large[name] = array
+            # Not the name: not all names can be those of files.
+            entry["file"] = str(len(large))
+            large[entry["file"]] = array
         entries[name] = entry
-    tree: dict[str, Any] = {_LARGE: large} if large else {}
     if packed:
-        tree[_PACKED] = np.frombuffer(packed, np.uint8)
-    if tree:
-        _save_arrays(hidden / _ARRAYS, tree)
+        large[_PACKED] = np.frombuffer(packed, np.uint8)
+    if large:
+        _save_arrays(hidden / _ARRAYS, large)
     files = {
         str(f.relative_to(hidden)): (f.stat().st_size, _crc_of_file(f))
         for f in sorted(hidden.rglob("*"))
@@ -264,7 +265,7 @@ def check_sizes(contents: Contents) -> None:
     for name, (size, _) in contents.files.items():
         file = contents.path / name
         if not file.is_file() or file.stat().st_size != size:
-            raise _damaged(contents.path, name)
+            raise _gone_or_damaged(contents.path, name)
 
 
 def _sync_to_disk(path: Path) -> None:
@@ -301,9 +302,7 @@ def read_contents(path: Path) -> Contents:
     try:
         text = (path / _MANIFEST).read_text()
     except (FileNotFoundError, NotADirectoryError):
-        raise FileNotFoundError(
-            errno.ENOENT, f"There is no checkpoint at {path}{_nearby(path)}"
-        ) from None
+        raise _not_there(path) from None
     except UnicodeDecodeError:
         raise _damaged(path, _MANIFEST) from None
     try:
@@ -341,7 +340,7 @@ def verify(contents: Contents) -> None:
         except OSError:
             is_sound = False
         if not is_sound:
-            raise _damaged(contents.path, name)
+            raise _gone_or_damaged(contents.path, name)
         _verified[file] = known
 
 
@@ -352,18 +351,18 @@ def read_arrays(contents: Contents, names: Collection[str]) -> dict[str, Any]:
         DataLossError: If one is not as it was written.
     """
     entries = {name: contents.arrays[name] for name in names}
-    large = [name for name, entry in entries.items() if "at" not in entry]
-    has_packed = any("at" in e and math.prod(e["shape"]) for e in entries.values())
-    stored = [f"{_LARGE}.{name}" for name in large] + [_PACKED] * has_packed
+    stored = [entry["file"] for entry in entries.values() if "file" in entry]
+    if any("at" in e and math.prod(e["shape"]) for e in entries.values()):
+        stored.append(_PACKED)
     try:
         found = dict(zip(stored, _load_arrays(contents.path / _ARRAYS, stored)))
     except ValueError as error:
-        raise _damaged(contents.path, _ARRAYS) from error
+        raise _gone_or_damaged(contents.path, _ARRAYS) from error
     packed = found.get(_PACKED, np.empty(0, np.uint8))
     arrays = {}
     for name, entry in entries.items():
-        array = found.get(f"{_LARGE}.{name}") if "at" not in entry else None
-        array = _unpacked(entry, packed) if array is None else array
+        is_large = "file" in entry
+        array = found[entry["file"]] if is_large else _unpacked(entry, packed)
         if _crc_of(array) != entry["crc"]:
             raise _damaged(contents.path, f"the array {name!r}")
         arrays[name] = (
@@ -414,6 +413,11 @@ def is_kept(path: Path) -> bool:
     return (path / _KEPT).exists()
 
 
+def _gone_or_damaged(path: Path, file: str) -> Exception:
+    """What is wrong with a file; another process may have deleted the whole checkpoint."""
+    return _damaged(path, file) if (path / _MANIFEST).exists() else _not_there(path)
+
+
 def _damaged(path: Path, file: str) -> DataLossError:
     return DataLossError(
         f"The checkpoint {path} is damaged: {file} is not as it was written. Restore an "
@@ -421,9 +425,10 @@ def _damaged(path: Path, file: str) -> DataLossError:
     )
 
 
-def _nearby(path: Path) -> str:
+def _not_there(path: Path) -> FileNotFoundError:
     names = sorted(each.parent.name for each in path.parent.glob(f"[!.]*/{_MANIFEST}"))
-    return f"; in {path.parent} there are {', '.join(names)}" if names else ""
+    nearby = f"; in {path.parent} there are {', '.join(names)}" if names else ""
+    return FileNotFoundError(errno.ENOENT, f"There is no checkpoint at {path}{nearby}")
 
 
 # Checksums and Orbax --------------------------------------------------------------------
