@@ -26,10 +26,13 @@ SCRIPTS = (
     "packing",
     "uneven",
     "input",
+    "optimizer",
+    "checkpoints",
 )
 RIVALS = {
     "steps": ("tensorflow", "torch"),
     "input": ("tensorflow", "torch", "grain"),
+    "checkpoints": ("tensorflow",),
 }
 
 

@@ -62,7 +62,7 @@ def handwritten(model: Model, devices: Devices, reduce: Reduce = one_by_one) -> 
     total = model.batch_size
 
     def step(params: list[jax.Array], x: jax.Array, y: jax.Array) -> Any:
-        loss, gradients = jax.value_and_grad(_mean_loss)(params, model, x, y, total)
+        loss, gradients = jax.value_and_grad(mean_loss)(params, model, x, y, total)
         pairs = zip(params, reduce(gradients))
         return [p - RATE * g for p, g in pairs], loss.reshape(1)
 
@@ -94,7 +94,7 @@ def plain_jit(model: Model, devices: Devices) -> Step:
     total = model.batch_size
 
     def step(params: list[jax.Array], x: jax.Array, y: jax.Array) -> Any:
-        loss, gradients = jax.value_and_grad(_mean_loss)(params, model, x, y, total)
+        loss, gradients = jax.value_and_grad(mean_loss)(params, model, x, y, total)
         pairs = zip(params, gradients)
         return [p - RATE * g for p, g in pairs], loss.reshape(1)
 
@@ -155,7 +155,7 @@ def variables_step(
     def step(x: jax.Array, y: jax.Array) -> jax.Array:
         def loss_fn() -> jax.Array:
             params = [v.read_value() for v in variables]
-            return _mean_loss(params, model, x, y, total)
+            return mean_loss(params, model, x, y, total)
 
         loss, gradients = mx.value_and_grad(loss_fn, variables)()
         context = mx.distribute.get_replica_context()
@@ -173,7 +173,7 @@ def state_step(model: Model, total: int = 0) -> mx.Function:
 
     @mx.function(donate_argnums=0)
     def step(state: list[jax.Array], x: jax.Array, y: jax.Array) -> Any:
-        loss, gradients = jax.value_and_grad(_mean_loss)(state, model, x, y, total)
+        loss, gradients = jax.value_and_grad(mean_loss)(state, model, x, y, total)
         context = mx.distribute.get_replica_context()
         gradients = context.all_reduce("sum", gradients)
         pairs = zip(state, gradients)
@@ -213,7 +213,7 @@ def distribute(
     )
 
 
-def _mean_loss(
+def mean_loss(
     params: Arrays, model: Model, x: jax.Array, y: jax.Array, total: int
 ) -> jax.Array:
     """This replica's share of the mean loss of the global batch."""

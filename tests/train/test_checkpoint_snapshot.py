@@ -279,7 +279,7 @@ def test_saving_from_many_threads(tmp_path):
 # A save that fails ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("what", ["sync", "save", "restore"])
+@pytest.mark.parametrize("what", ["sync", "save"])
 def test_an_error_of_the_thread_is_raised_once(what, tmp_path, monkeypatch):
     v = mx.Variable(1.0)
     checkpoint = Checkpoint(v=v)

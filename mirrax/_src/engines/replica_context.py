@@ -244,6 +244,23 @@ class SpmdReplicaContext(ReplicaContext):
             result = merge_fn(self._strategy, *args, **kwargs)
         return jax.tree.map(self.own_part, result, is_leaf=is_leaf)
 
+    def _collective(
+        self,
+        what: str,
+        detail: str,
+        merge: _MergeLeaves,
+        leaves: list[Any],
+        pull_back: _PullBack,
+    ) -> list[Any]:
+        # An array that the function closes over is every replica's, and counts for each.
+        leaves = [
+            jnp.asarray(np.asarray(leaf))
+            if isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer)
+            else leaf
+            for leaf in leaves
+        ]
+        return super()._collective(what, detail, merge, leaves, pull_back)
+
     def own_part(self, leaf: Any) -> Any:
         """This replica's part of what a `merge_fn` returned."""
         if isinstance(leaf, Mirrored) and leaf.piece is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,6 +73,7 @@ class Checkpoint:
 
     def __init__(self, root: Any = None, **kwargs: Any) -> None:
         self._parts: dict[str, Any] = {}
+        self._lock = threading.RLock()
         has_parts = hasattr(root, "saved_parts") or may_hold_state(root)
         if root is not None and not has_parts:
             raise ValueError(
@@ -117,6 +119,8 @@ class Checkpoint:
             raise AttributeError(f"This checkpoint has no part {name!r}.") from None
 
     def __delattr__(self, name: str) -> None:
+        if name not in self._parts:
+            raise AttributeError(f"This checkpoint has no part {name!r}.")
         del self._parts[name]
 
     @property
@@ -144,9 +148,10 @@ class Checkpoint:
         elif self._counter is not None:
             parts[_COUNTER] = self._counter
 
-        whole = Part("", parts, self.replace_parts, is_plain, (self,))
+        seen: list[Any] = [self]
+        whole = Part("", parts, self.replace_parts, is_plain, seen)
         if self._root is not None and only is None:
-            whole.include(self._root)
+            whole.include(self._root, seen)
         return whole
 
     # Saving ----------------------------------------------------------------------------
@@ -159,11 +164,13 @@ class Checkpoint:
         """Saves as `file_prefix-N`, where N counts the saves, and returns this path.
 
         It returns as soon as the values are safe from later steps; a thread writes them, and
-        `sync` waits for it. An error of that thread is raised by the next `save` or `sync`.
+        `sync` waits for it. An error of that thread is raised by the next `save` or `sync`;
+        so call `sync` after the last one.
         """
         _check_outside("save")
-        number = int(self.save_counter.numpy()) + 1
-        return self.save_as(f"{os.fspath(file_prefix)}-{number}", options)
+        with self._lock:
+            number = int(self.save_counter.numpy()) + 1
+            return self.save_as(f"{os.fspath(file_prefix)}-{number}", options)
 
     def save_as(
         self,
@@ -173,13 +180,14 @@ class Checkpoint:
     ) -> str:
         """Saves under exactly this path, counts it, and calls `then` when it is written."""
         _check_outside("save")
-        before = int(self.save_counter.numpy())
-        self._count(before + 1)
-        try:
-            return self._write(path, options, True, then)
-        except BaseException:
-            self._count(before)
-            raise
+        with self._lock:
+            before = int(self.save_counter.numpy())
+            self._count(before + 1)
+            try:
+                return self._write(path, options, True, then)
+            except BaseException:
+                self._count(before)
+                raise
 
     def _count(self, number: int) -> None:
         # Not `assign_add`, for which JAX would compile a program in the first save.
@@ -209,7 +217,9 @@ class Checkpoint:
             for name, item in self.collect().items.items():
                 (arrays if item.is_array else values)[name] = _taken(name, item)
             _copy_to_host(arrays)
-        writer.start(Path(path), arrays, values, is_one_of_many, then)
+        # The thread may outlive a `chdir`, and must not replace a link.
+        place = Path(os.path.realpath(path))
+        writer.start(self, place, arrays, values, is_one_of_many, then)
         if options is not None and not options.experimental_enable_async_checkpoint:
             self.sync()
         return path
@@ -220,7 +230,7 @@ class Checkpoint:
         Raises:
             OSError: If it could not be written.
         """
-        wait_for_saves()
+        writer.wait(self)
 
     # Restoring -------------------------------------------------------------------------
 
@@ -271,11 +281,6 @@ class Matching:
     def restore_more(self, only: str | None = None) -> None:
         """Restores what is there now: everything, or one attribute."""
         contents = self.contents
-        if only is not None and _open(contents.path) != contents:
-            raise ValueError(
-                f"{only!r} cannot be restored any more: {contents.path} was replaced by "
-                "another checkpoint since. Restore again."
-            )
         part = self._checkpoint.collect(only)
         matched = {n: item for n, item in part.items.items() if n in self.unused}
         self.missing |= part.items.keys() - matched.keys()
@@ -285,6 +290,13 @@ class Matching:
             for name in self.unused
             if name.startswith(prefix) and name in contents.arrays
         }
+        if only is not None and not matched and not later:
+            return
+        if only is not None and _open(contents.path) != contents:
+            raise ValueError(
+                f"{only!r} cannot be restored any more: {contents.path} was replaced by "
+                "another checkpoint since. Restore again."
+            )
         _check(matched, contents)
         arrays = storage.read_arrays(
             contents, [n for n in (*matched, *later) if n in contents.arrays]
@@ -377,7 +389,7 @@ def latest_checkpoint(checkpoint_dir: str | os.PathLike[str]) -> str | None:
 
     Half-written and damaged checkpoints are passed over; of a damaged one a warning tells.
     """
-    wait_for_saves(raising=False)
+    wait_for_saves()
     for _ in range(3):  # another process may delete one while this one looks at it
         found = newest_sound(find_checkpoints(Path(checkpoint_dir)))
         if found is not None:
@@ -422,10 +434,24 @@ def _open(path: str | os.PathLike[str]) -> Contents:
 def _taken(name: str, item: Item) -> Any:
     """What to save, as it is now: a state may go on changing."""
     try:
-        return item.take() if item.is_array else json.loads(json.dumps(item.take()))
+        value = item.take()
+        if item.is_array:
+            return value
+        _check_keys(value)
+        return json.loads(json.dumps(value))
     except Exception as error:
         error.add_note(f"Raised while a checkpoint saved {name!r}; nothing was saved.")
         raise
+
+
+def _check_keys(value: Any) -> None:
+    """Raises where JSON would turn keys into strings."""
+    for key in value if isinstance(value, dict) else ():
+        if not isinstance(key, str):
+            raise TypeError(f"The keys of a state must be strings, got {key!r}.")
+    inner = value.values() if isinstance(value, dict) else value
+    for each in inner if isinstance(value, dict | list | tuple) else ():
+        _check_keys(each)
 
 
 def _copy_to_host(arrays: dict[str, Any]) -> None:

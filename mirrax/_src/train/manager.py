@@ -80,6 +80,7 @@ class CheckpointManager:
             )
         self._checkpoint = checkpoint
         self._directory = os.fspath(directory)
+        self._place = Path(directory).absolute()
         self._max_to_keep = max_to_keep
         self._keep_seconds = (keep_checkpoint_every_n_hours or 0) * 3600
         self._keeps_some = keep_checkpoint_every_n_hours is not None
@@ -89,8 +90,8 @@ class CheckpointManager:
         self._init_fn = init_fn
         self._last_step: int | None = None
         self._is_first_save = True
-        wait_for_saves(raising=False)
-        found = [c for c in find_checkpoints(Path(directory)) if self._is_own(c)]
+        wait_for_saves()
+        found = [c for c in find_checkpoints(self._place) if self._is_own(c)]
         kept = [c.saved_at for c in found if storage.is_kept(c.path)]
         self._last_kept = max(kept, default=time.time())
         self._found = [c for c in found if not storage.is_kept(c.path)]
@@ -118,13 +119,13 @@ class CheckpointManager:
     @property
     def checkpoints(self) -> list[str]:
         """The paths of the checkpoints that are managed, oldest first."""
-        wait_for_saves(raising=False)
+        wait_for_saves()
         return [self._path(contents) for contents in self._found]
 
     @property
     def latest_checkpoint(self) -> str | None:
         """The path of the newest checkpoint that is not damaged, or None."""
-        wait_for_saves(raising=False)
+        wait_for_saves()
         newest = newest_sound(self._found)
         return None if newest is None else self._path(newest)
 
@@ -151,17 +152,17 @@ class CheckpointManager:
         if check_interval and not self._is_due(step):
             return None
         if self._is_first_save:
-            storage.remove_leftovers(Path(self._directory))
+            storage.remove_leftovers(self._place)
             self._is_first_save = False
         number = (
             _number(self._checkpoint.save_counter) + 1
             if checkpoint_number is None
             else _number(checkpoint_number)
         )
-        path = os.path.join(self._directory, f"{self._name}-{number}")
-        self._checkpoint.save_as(path, options, self._note)
+        name = f"{self._name}-{number}"
+        self._checkpoint.save_as(str(self._place / name), options, self._note)
         self._last_step = step
-        return path
+        return os.path.join(self._directory, name)
 
     def _is_due(self, step: int | None) -> bool:
         if self._interval is None or self._last_step is None or step is None:

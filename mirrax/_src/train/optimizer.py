@@ -22,8 +22,12 @@ from mirrax._src.collectives.options import CommunicationOptions
 from mirrax._src.collectives.sparse import IndexedSlices
 from mirrax._src.engines.function import function
 from mirrax._src.engines.replica_context import SpmdReplicaContext
+from mirrax._src.state.on_read import SyncOnReadVariable
 from mirrax._src.state.variable import Variable, VariableSpec
 from mirrax._src.strategies.default import get_strategy
+
+# How Keras says that gradients are summed already.
+_AGGREGATES = ("skip_gradients_aggregation", "experimental_aggregate_gradients")
 
 
 class Accumulating(NamedTuple):
@@ -45,14 +49,22 @@ class OwnCopies:
 
     def take(self) -> np.ndarray:
         """All copies."""
-        return np.stack([np.asarray(copy) for copy in self.variable.copies().values])
+        variable = self.variable
+        parts = (
+            variable.copies().values
+            if isinstance(variable, SyncOnReadVariable)
+            else [variable.read_value()]
+        )
+        return np.stack([np.asarray(part) for part in parts])
 
     def put(self, copies: Any) -> None:
         """Restores what `take` gave."""
-        if len(copies) == len(self.variable.copies().values):
-            self.variable.assign_copies(PerReplica(list(copies)))
+        variable = self.variable
+        is_own = isinstance(variable, SyncOnReadVariable)
+        if is_own and len(copies) == len(variable.copies().values):
+            variable.assign_copies(PerReplica(list(copies)))
         else:
-            self.variable.assign(np.sum(copies, axis=0, dtype=copies.dtype))
+            variable.assign(np.sum(copies, axis=0, dtype=copies.dtype))
 
 
 class _Name(str):
@@ -121,6 +133,9 @@ class Optimizer:
         import optax
 
         self.name = name
+        self._takes_extra = isinstance(
+            transformation, optax.GradientTransformationExtraArgs
+        )
         self._transformation = optax.with_extra_args_support(transformation)
         self._steps = int(steps)
         self._reduce_dtype = reduce_dtype and jnp.dtype(reduce_dtype)
@@ -203,12 +218,24 @@ class Optimizer:
                 "replica: inside `strategy.run`. Pass `aggregate=False` for gradients that "
                 "are summed already."
             )
+        is_ours = (
+            isinstance(gradients, dict) and gradients.keys() == self._variables.keys()
+        )
+        if is_ours:
+            # In the order in which they are made, not that of their names, which JAX takes.
+            ordered = [gradients[key] for key in self._variables]
+            return dict(zip(self._variables, self._sum_in(replica, ordered)))
+        return self._sum_in(replica, gradients)
+
+    def _sum_in(self, replica: Any, gradients: PyTree) -> PyTree:
+        def cast(x: jax.Array) -> jax.Array:
+            is_real = jnp.issubdtype(x.dtype, jnp.floating)
+            return x.astype(self._reduce_dtype) if is_real else x
+
         if self._reduce_dtype is None:
             return replica.all_reduce("SUM", gradients, self._options)
-        own = jax.tree.map(lambda x: x.dtype, gradients)
-        cast = jax.tree.map(lambda x: x.astype(self._reduce_dtype), gradients)
-        total = replica.all_reduce("SUM", cast, self._options)
-        return jax.tree.map(lambda x, dtype: x.astype(dtype), total, own)
+        total = replica.all_reduce("SUM", jax.tree.map(cast, gradients), self._options)
+        return jax.tree.map(lambda x, own: x.astype(own.dtype), total, gradients)
 
     def __repr__(self) -> str:
         count = len(self._variables)
@@ -356,6 +383,7 @@ class Optimizer:
         Returns:
             `iterations`.
         """
+        self._check_extra(extra_args)
         gradients, variables = _split_pairs(grads_and_vars)
         here = context.current()
         owner = variables[0].strategy or here.strategy
@@ -370,6 +398,20 @@ class Optimizer:
                 here, gradients, variables, aggregate, extra_args
             )
         return self.iterations
+
+    def _check_extra(self, extra_args: Mapping[str, Any]) -> None:
+        """Raises for arguments that the transformation would drop without a word."""
+        for name in extra_args:
+            if name in _AGGREGATES:
+                raise TypeError(
+                    f"`{name}` is TensorFlow's; pass `aggregate=False` for gradients that are "
+                    "summed already."
+                )
+            if name == "name" or not self._takes_extra:
+                raise TypeError(
+                    f"`apply_gradients` has no argument {name!r}, and the transformation "
+                    "takes no extra arguments."
+                )
 
     def _apply_eagerly(
         self,
@@ -578,7 +620,7 @@ def _is_distributed(gradient: Any) -> bool:
 
 def _is_floating(dtype: Any) -> bool:
     try:
-        return bool(jnp.issubdtype(jnp.dtype(dtype), jnp.inexact))
+        return bool(jnp.issubdtype(jnp.dtype(dtype), jnp.floating))
     except TypeError:
         return False
 

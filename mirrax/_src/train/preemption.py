@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from mirrax._src.base.errors import warn_user
 from mirrax._src.train.checkpoint import Checkpoint
 from mirrax._src.train.manager import CheckpointManager
 
@@ -45,12 +46,13 @@ TerminationConfig.__module__ = "mirrax.train"
 class PreemptionCheckpointHandler:
     """Saves at the end of the step in which SIGTERM arrives, and exits with code 42.
 
-        handler = mx.train.PreemptionCheckpointHandler(None, manager)  # restores
-        while handler.total_run_calls < steps:
-            handler.run(train_step, next(iterator))
+        with mx.train.PreemptionCheckpointHandler(None, manager) as handler:  # restores
+            while handler.total_run_calls < steps:
+                handler.run(train_step, next(iterator))
 
     It restores the newest checkpoint when it is made, so that the next start goes on where
-    the last one stopped: `total_run_calls` is saved with the rest.
+    the last one stopped: `total_run_calls` is saved with the rest. After the block, or after
+    `close`, SIGTERM does what it did before.
 
     Args:
         cluster_resolver: The cluster; None on one machine.
@@ -79,6 +81,16 @@ class PreemptionCheckpointHandler:
                     "`checkpoint_dir` is needed with a Checkpoint: where should it save?"
                 )
             manager = CheckpointManager(manager, checkpoint_dir, max_to_keep=1)
+        elif not isinstance(manager, CheckpointManager):
+            raise TypeError(
+                "A PreemptionCheckpointHandler needs a Checkpoint or a CheckpointManager, got "
+                f"{manager!r}."
+            )
+        elif checkpoint_dir is not None:
+            raise ValueError(
+                "`checkpoint_dir` is for a Checkpoint; a CheckpointManager has its own: "
+                f"{manager.directory}."
+            )
         self._manager = manager
         self._config = termination_config or TerminationConfig()
         self._signalled_at: float | None = None
@@ -90,8 +102,15 @@ class PreemptionCheckpointHandler:
         manager.restore_or_initialize()
         self._runs: int = getattr(manager.checkpoint, _COUNT)
         self._stop = threading.Event()
+        self._has_signal = False
         self._previous: Any = None
         self._watch()
+
+    def __enter__(self) -> PreemptionCheckpointHandler:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.close()
 
     def _watch(self) -> None:
         if self._config.termination_watcher_fn is not None:
@@ -105,14 +124,21 @@ class PreemptionCheckpointHandler:
             )
         else:
             self._previous = signal.signal(signal.SIGTERM, self._notice)
+            self._has_signal = True
 
     def _poll(self) -> None:
         watch = self._config.termination_watcher_fn
         assert watch is not None
-        while not watch():
-            if self._stop.wait(_POLL_SECONDS):
-                return
-        self._notice()
+        while not self._stop.is_set():
+            try:
+                if watch():
+                    self._notice()
+                    return
+            except Exception as error:  # a server that does not answer, say
+                warn_user(
+                    f"`termination_watcher_fn` failed and is asked again: {error!r}"
+                )
+            self._stop.wait(_POLL_SECONDS)
 
     def _notice(self, *signal_and_frame: Any) -> None:
         if self._signalled_at is None:
@@ -180,10 +206,18 @@ class PreemptionCheckpointHandler:
     def close(self) -> None:
         """Stops watching; SIGTERM does what it did before."""
         self._stop.set()
-        if self._previous is not None:
-            signal.signal(signal.SIGTERM, self._previous)
-            self._previous = None
+        is_main = threading.current_thread() is threading.main_thread()
+        if self._has_signal and is_main:
+            self._has_signal = False
+            # A handler that was made later may have taken over.
+            if signal.getsignal(signal.SIGTERM) == self._notice:
+                signal.signal(signal.SIGTERM, self._previous or signal.SIG_DFL)
 
 
 def _exit() -> None:
-    sys.exit(EXIT_CODE)
+    if threading.current_thread() is threading.main_thread():
+        sys.exit(EXIT_CODE)
+    # In another thread that would end the thread alone; all is on the disk.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(EXIT_CODE)

@@ -67,7 +67,7 @@ class Part:
         value: The structure.
         store: Takes the structure that replaces it, where that is needed.
         is_state: Which plain leaves are saved, beside what is restored in place.
-        above: The objects that this one is inside of.
+        seen: The objects that have been taken apart already, under another name.
 
     Attributes:
         items: The items by name.
@@ -80,7 +80,7 @@ class Part:
         value: Any,
         store: Callable[[Any], None],
         is_state: Callable[[Any], bool],
-        above: tuple[Any, ...] = (),
+        seen: list[Any],
     ) -> None:
         found, self._tree = jax.tree_util.tree_flatten_with_path(
             value, is_leaf=_is_whole
@@ -93,7 +93,7 @@ class Part:
         self.unbuilt: dict[str, Optimizer] = {}
         for i, (path, leaf) in enumerate(found):
             key = jax.tree_util.keystr(path, simple=True, separator="/")
-            self._add(_join(name, key), i, leaf, is_state, above)
+            self._add(_join(name, key), i, leaf, is_state, seen)
 
     def _add(
         self,
@@ -101,7 +101,7 @@ class Part:
         i: int,
         leaf: Any,
         is_state: Callable[[Any], bool],
-        above: tuple[Any, ...],
+        seen: list[Any],
     ) -> None:
         if isinstance(leaf, Variable):
             self._add_item(name, _variable_item(leaf))
@@ -118,22 +118,19 @@ class Part:
         elif isinstance(leaf, _VALUES):
             if is_state(leaf):
                 self._add_item(name, self._value_item(i, leaf))
-        elif any(leaf is each for each in above):
+        elif any(leaf is each for each in seen):
             pass
         elif hasattr(leaf, "saved_parts"):
+            seen.append(leaf)
             if isinstance(leaf, Optimizer) and leaf.state is None:
                 self.unbuilt[_join(name, "state/")] = leaf
             store = getattr(leaf, "replace_parts", _ignore)
-            self._descend(name, leaf.saved_parts(), store, is_plain, (*above, leaf))
+            self._descend(name, leaf.saved_parts(), store, is_plain, seen)
         elif may_hold_state(leaf):
+            seen.append(leaf)
             for key, inner in list(vars(leaf).items()):
-                self._descend(
-                    _join(name, key),
-                    inner,
-                    _setter(leaf, key),
-                    _is_jax_array,
-                    (*above, leaf),
-                )
+                store = _setter(leaf, key)
+                self._descend(_join(name, key), inner, store, _is_jax_array, seen)
         elif is_state is is_plain and not isinstance(leaf, _HOLDS_NOTHING):
             raise ValueError(
                 f"A checkpoint cannot save {name!r}, a {type(leaf).__name__}. It saves "
@@ -141,9 +138,9 @@ class Part:
                 "structures of them, and objects that have them as attributes."
             )
 
-    def include(self, root: Any) -> None:
+    def include(self, root: Any, seen: list[Any]) -> None:
         """Adds what `root` holds, under the names of its attributes."""
-        self._add("", -1, root, is_plain, ())
+        self._add("", -1, root, is_plain, seen)
 
     def _descend(self, name: str, *args: Any) -> None:
         inner = Part(name, *args)

@@ -92,7 +92,7 @@ def begin(path: Path) -> Path:
         raise type(error)(
             error.errno,
             f"The checkpoint {path} cannot be written: {error.strerror}. Nothing has been "
-            "saved; choose a directory that this user may write to",
+            "saved",
             error.filename,
         ) from None
     return hidden

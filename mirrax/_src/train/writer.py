@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from mirrax._src.base.errors import warn_user
 from mirrax._src.train import storage
 from mirrax._src.train.storage import Contents
+
+_PATIENCE_SECONDS = 60
 
 
 class Writer:
     """Writes one checkpoint at a time; the next one waits for it."""
 
     def __init__(self) -> None:
-        self._thread: threading.Thread | None = None
-        self._error: Exception | None = None
-        self._lock = threading.Lock()
+        self._threads: list[threading.Thread] = []
+        self._errors: weakref.WeakKeyDictionary[Any, Exception] = (
+            weakref.WeakKeyDictionary()
+        )
+        self._lock = threading.RLock()
         self._waits_at_exit = False
 
     def start(
         self,
+        owner: Any,
         path: Path,
         arrays: Mapping[str, Any],
         values: Mapping[str, Any],
@@ -32,40 +40,54 @@ class Writer:
         """Begins to write a checkpoint; when it is on the disk, `then` hears of it.
 
         Raises:
-            OSError: If its directory cannot be made, or the last one could not be written.
+            OSError: If its directory cannot be made, or the owner's last one was not written.
         """
+        self.wait(owner)
         with self._lock:
-            self._wait()
             self._wait_at_exit(path)
             hidden = storage.begin(path)
-            self._thread = threading.Thread(
+            thread = threading.Thread(
                 target=self._write,
-                args=(then, hidden, path, arrays, values, is_one_of_many),
+                args=(owner, then, hidden, path, arrays, values, is_one_of_many),
                 name=f"mirrax-save-{path.name}",
                 daemon=True,
             )
-            self._thread.start()
+            self._threads.append(thread)
+            thread.start()
 
-    def wait(self, raising: bool = True) -> None:
-        """Waits for what is being written, and raises what went wrong."""
-        with self._lock:
-            self._wait(raising)
+    def wait(self, owner: Any = None) -> None:
+        """Waits for what is being written, and raises what went wrong for `owner`."""
+        # Without the lock: a signal's handler may save, too, in the middle of this.
+        while self._threads:
+            thread = self._threads[0]
+            if thread is threading.current_thread():
+                break
+            while thread.is_alive():
+                thread.join(_PATIENCE_SECONDS)
+                if thread.is_alive():
+                    warn_user(
+                        f"{thread.name} is still writing a checkpoint after "
+                        f"{_PATIENCE_SECONDS} s; this waits for it. Is the disk slow?"
+                    )
+            with self._lock:
+                if thread in self._threads:
+                    self._threads.remove(thread)
+        self._raise(owner)
 
-    def _wait(self, raising: bool = True) -> None:
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join()
-            self._thread = None
-        if raising and self._error is not None:
-            error, self._error = self._error, None
+    def _raise(self, owner: Any) -> None:
+        error = self._errors.pop(owner, None) if owner is not None else None
+        if error is not None:
             raise error
 
-    def _write(self, then: Callable[[Contents], None] | None, *args: Any) -> None:
+    def _write(
+        self, owner: Any, then: Callable[[Contents], None] | None, *args: Any
+    ) -> None:
         try:
             contents = storage.write(*args)
             if then is not None:
                 then(contents)
         except Exception as error:
-            self._error = error
+            self._errors[owner] = error
 
     def _wait_at_exit(self, path: Path) -> None:
         """Makes the end of the program wait; threads of Orbax cannot be started after it."""
@@ -84,17 +106,25 @@ class Writer:
         self._waits_at_exit = True
 
     def _finish(self) -> None:
+        errors: list[Any] = []
         try:
             self.wait()
-        except Exception as error:
+        except KeyboardInterrupt:
+            errors = ["interrupted"]
+        for error in (*errors, *self._errors.values()):
             print(
                 f"mirrax: the last checkpoint was not saved: {error}", file=sys.stderr
             )
 
+    def forget(self) -> None:
+        """In a process that was forked: the threads are the parent's."""
+        self._threads, self._lock = [], threading.RLock()
+
 
 writer = Writer()
+os.register_at_fork(after_in_child=writer.forget)
 
 
-def wait_for_saves(raising: bool = True) -> None:
+def wait_for_saves() -> None:
     """Waits until no checkpoint is being written in this process."""
-    writer.wait(raising)
+    writer.wait()
