@@ -80,6 +80,10 @@ def _invariant_results(eqn: Any, ins: list[bool]) -> list[bool]:
     if name == "cond" and ins[0]:
         branches = [invariant_outputs(b.jaxpr, ins[1:]) for b in eqn.params["branches"]]
         return [all(same) for same in zip(*branches)]
+    if name == "scan":
+        return _invariant_scan(eqn, ins)
+    if name == "while":
+        return _invariant_while(eqn, ins)
     inner = eqn.params.get("jaxpr") or eqn.params.get("call_jaxpr")
     is_call = name in (
         "jit",
@@ -94,6 +98,36 @@ def _invariant_results(eqn: Any, ins: list[bool]) -> list[bool]:
         if len(inner.invars) == len(ins):
             return invariant_outputs(inner, ins)
     return [all(ins) and not _separates(eqn)] * count
+
+
+def _invariant_scan(eqn: Any, ins: list[bool]) -> list[bool]:
+    first, count = eqn.params["num_consts"], eqn.params["num_carry"]
+    end = first + count
+    carry = ins[first:end]
+    while True:  # ends: a carry only ever turns from same to different
+        outs = invariant_outputs(
+            eqn.params["jaxpr"].jaxpr, [*ins[:first], *carry, *ins[end:]]
+        )
+        after = [a and b for a, b in zip(carry, outs)]
+        if after == carry:
+            return [*carry, *outs[count:]]
+        carry = after
+
+
+def _invariant_while(eqn: Any, ins: list[bool]) -> list[bool]:
+    params = eqn.params
+    first = params["cond_nconsts"]
+    end = first + params["body_nconsts"]
+    carry = ins[end:]
+    while True:
+        outs = invariant_outputs(params["body_jaxpr"].jaxpr, [*ins[first:end], *carry])
+        after = [a and b for a, b in zip(carry, outs)]
+        if after == carry:
+            break
+        carry = after
+    # Replicas that leave the loop at different times have nothing in common.
+    tests = invariant_outputs(params["cond_jaxpr"].jaxpr, [*ins[:first], *carry])
+    return carry if all(tests) else [False] * len(carry)
 
 
 def _separates(eqn: Any) -> bool:

@@ -277,6 +277,12 @@ class Variable(ArrayLike, metaclass=_VariableType):
                 "place of `jax.grad`, or return the value and assign it outside."
             )
 
+    def become(self, other: Variable) -> None:
+        """Turns into a variable of another kind or strategy, and stays the same object."""
+        self.__class__ = type(other)  # pyright: ignore[reportAttributeAccessIssue]
+        vars(self).update({k: v for k, v in vars(other).items() if k != "number"})
+        shared.add(self.number)
+
     # Showing -------------------------------------------------------------------------
 
     def __repr__(self) -> str:

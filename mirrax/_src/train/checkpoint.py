@@ -170,7 +170,7 @@ class Checkpoint:
         _check_outside("save")
         with self._lock:
             number = int(self.save_counter.numpy()) + 1
-            return self.save_as(f"{os.fspath(file_prefix)}-{number}", options)
+            return self.save_as(f"{os.fsdecode(file_prefix)}-{number}", options)
 
     def save_as(
         self,
@@ -203,7 +203,7 @@ class Checkpoint:
         `latest_checkpoint` does not look at it.
         """
         _check_outside("write")
-        return self._write(os.fspath(file_prefix), options, False)
+        return self._write(os.fsdecode(file_prefix), options, False)
 
     def _write(
         self,
@@ -390,20 +390,37 @@ def latest_checkpoint(checkpoint_dir: str | os.PathLike[str]) -> str | None:
     Half-written and damaged checkpoints are passed over; of a damaged one a warning tells.
     """
     wait_for_saves()
+    told: dict[str, None] = {}
+
+    def tell(error: Exception) -> None:
+        told[str(error)] = None
+
+    newest = None
     for _ in range(3):  # another process may delete one while this one looks at it
-        found = newest_sound(find_checkpoints(Path(checkpoint_dir)))
-        if found is not None:
-            return os.path.join(checkpoint_dir, found.path.name)
-    return None
+        newest = newest or newest_sound(
+            find_checkpoints(Path(checkpoint_dir), tell), tell
+        )
+    for message in told:
+        warn_user(message)
+    return None if newest is None else os.path.join(checkpoint_dir, newest.path.name)
 
 
-def find_checkpoints(directory: Path) -> list[Contents]:
+def warn_of(error: Exception) -> None:
+    """Tells of a checkpoint that is passed over."""
+    warn_user(str(error))
+
+
+def find_checkpoints(
+    directory: Path, tell: Callable[[Exception], None] = warn_of
+) -> list[Contents]:
     """The checkpoints of a directory, in the order in which they were saved."""
     storage.recover(directory)
-    return storage.checkpoints_in(directory, lambda error: warn_user(str(error)))
+    return storage.checkpoints_in(directory, tell)
 
 
-def newest_sound(found: list[Contents]) -> Contents | None:
+def newest_sound(
+    found: list[Contents], tell: Callable[[Exception], None] = warn_of
+) -> Contents | None:
     """The last one of these checkpoints whose files are as they were written."""
     for contents in reversed(found):
         try:
@@ -412,7 +429,7 @@ def newest_sound(found: list[Contents]) -> Contents | None:
         except FileNotFoundError:
             continue
         except DataLossError as error:
-            warn_user(str(error))
+            tell(error)
     return None
 
 
@@ -461,7 +478,9 @@ def _copy_to_host(arrays: dict[str, Any]) -> None:
         array.copy_to_host_async()
     for name, array in there.items():
         is_key = jax.numpy.issubdtype(array.dtype, jax.dtypes.prng_key)
-        arrays[name] = jax.numpy.copy(array) if is_key else np.array(array)
+        is_here = next(iter(array.devices())).platform == "cpu"  # NumPy gets a view
+        copy = np.array if is_here else np.asarray
+        arrays[name] = jax.numpy.copy(array) if is_key else copy(array)
 
 
 def _check(matched: Mapping[str, Item], contents: Contents) -> None:

@@ -47,19 +47,23 @@ def compute_average_loss(
     if losses.dtype == jnp.bool_:
         raise TypeError("`per_example_loss` must be numbers, got bool.")
     dtype = losses.dtype
+    # Half precision overflows at 65504, integers stay integers until they are divided.
+    is_float = jnp.issubdtype(dtype, jnp.inexact)
+    precise = jnp.promote_types(dtype, jnp.float32)
     if sample_weight is not None:
-        weights = jnp.asarray(sample_weight, jnp.float32)
-        weighted = losses.astype(jnp.float32) * match_rank(weights, losses)
-        losses = weighted.astype(dtype)
+        weights = match_rank(jnp.asarray(sample_weight, precise), losses)
+        weighted = losses.astype(precise) * weights
+        losses = weighted if is_float else weighted.astype(dtype)
     count = (
         _count_examples(len(losses))
         if global_batch_size is None
         else _check_batch_size(global_batch_size)
     )
-    total = jnp.sum(losses, dtype=dtype)
+    total = jnp.sum(losses, dtype=precise if is_float else dtype)
     # Without examples the loss is 0, not NaN.
-    safe = jnp.where(count == 0, 1, count).astype(dtype)
-    return jnp.where(count == 0, jnp.zeros_like(total), total) / safe
+    safe = jnp.where(count == 0, 1, count).astype(total.dtype)
+    mean = jnp.where(count == 0, jnp.zeros_like(total), total) / safe
+    return mean.astype(dtype) if is_float else mean
 
 
 def scale_regularization_loss(regularization_loss: Any) -> jax.Array:

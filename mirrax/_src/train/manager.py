@@ -74,6 +74,14 @@ class CheckpointManager:
                 "`checkpoint_interval` counts steps, so it needs a `step_counter`: a variable "
                 "such as `optimizer.iterations`."
             )
+        if (
+            keep_checkpoint_every_n_hours is not None
+            and keep_checkpoint_every_n_hours < 0
+        ):
+            raise ValueError(
+                "`keep_checkpoint_every_n_hours` must not be negative, got "
+                f"{keep_checkpoint_every_n_hours}."
+            )
         if not checkpoint_name or os.path.basename(checkpoint_name) != checkpoint_name:
             raise ValueError(
                 f"`checkpoint_name` must be the name of a file, got {checkpoint_name!r}."
@@ -93,7 +101,8 @@ class CheckpointManager:
         wait_for_saves()
         found = [c for c in find_checkpoints(self._place) if self._is_own(c)]
         kept = [c.saved_at for c in found if storage.is_kept(c.path)]
-        self._last_kept = max(kept, default=time.time())
+        oldest = min((c.saved_at for c in found), default=time.time())
+        self._last_kept = max(kept, default=oldest)
         self._found = [c for c in found if not storage.is_kept(c.path)]
 
     def _is_own(self, contents: Contents) -> bool:

@@ -114,9 +114,8 @@ class Optimizer:
         options: CommunicationOptions | None = None,
         name: str = "optimizer",
     ) -> None:
-        if not callable(getattr(transformation, "init", None)) or not callable(
-            getattr(transformation, "update", None)
-        ):
+        methods = (getattr(transformation, name, None) for name in ("init", "update"))
+        if not all(map(callable, methods)) or isinstance(transformation, Optimizer):
             raise TypeError(
                 "`mx.train.Optimizer` needs an Optax transformation, such as "
                 f"`optax.adam(1e-3)`, got {transformation!r}."
@@ -143,6 +142,7 @@ class Optimizer:
         self._variables: dict[_Name, Variable] = {}
         self._state: PyTree = None
         self._saved: Mapping[str, Any] = {}
+        self._strategy = get_strategy()
         self._iterations: Variable | None = None
         self._compiled = function(self._update_variables)
 
@@ -205,9 +205,13 @@ class Optimizer:
             return new, Accumulating(state.micro_step + 1, total, state.inner)
 
         is_last = state.micro_step == self._steps - 1
-        if isinstance(is_last, Tracer):
-            return lax.cond(is_last, update, wait)
-        return update() if is_last else wait()
+        if not isinstance(is_last, Tracer):
+            return update() if is_last else wait()
+        here = context.current()
+        if context.in_program(here) and here.frame.is_uneven:
+            # Such a step is cut where replicas communicate, which it cannot be in a branch.
+            return jax.tree.map(lambda x, y: jnp.where(is_last, x, y), update(), wait())
+        return lax.cond(is_last, update, wait)
 
     def _sum(self, gradients: PyTree) -> PyTree:
         """The gradients of all replicas, summed in `reduce_dtype`."""
@@ -249,7 +253,7 @@ class Optimizer:
         """How often the variables have been updated."""
         counter = self._iterations
         if counter is None:  # not before it is needed: it starts JAX's devices
-            counter = self._iterations = self._make_iterations(get_strategy(), 0)
+            counter = self._iterations = self._make_iterations(self._strategy, 0)
         return counter
 
     @property
@@ -301,10 +305,11 @@ class Optimizer:
             functools.partial(self._make_slot, strategy), initial
         )
         self._warn_of_rest(initial)
-        counter = self._iterations
-        if counter is None or counter.strategy is not variables[0].strategy:
-            now = 0 if counter is None else counter.concrete(is_local=True)
-            self._iterations = self._make_iterations(strategy, now)
+        if self.iterations.strategy is not variables[0].strategy:
+            # The same object, which a user may hold, with a copy for each replica.
+            now = self.iterations.concrete(is_local=True)
+            fresh = self._make_iterations(strategy, now)
+            self.iterations.become(fresh)
         self._variables = named
 
     def _make_iterations(self, strategy: Any, value: Any) -> Variable:

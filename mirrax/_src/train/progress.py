@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import operator
 import sys
 import time
 from typing import Any
 
+import jax
 import numpy as np
 
-from mirrax._src.base.values import PerReplica
+from mirrax._src.base.values import Mirrored, PerReplica
 from mirrax._src.strategies.default import get_strategy
 
 _DRAW_SECONDS = 0.2
@@ -24,8 +26,8 @@ class Progress:
 
     On a terminal it is a bar (with `rich`, if that is installed), elsewhere a line of text
     every `interval` seconds and one at the end. Values stay on their devices until they are
-    shown, which is some steps later, so that training never waits for them. Only the chief of
-    several workers shows anything.
+    shown, so that training does not wait for them. Only the chief of several workers shows
+    anything.
 
     Args:
         total: The number of steps, if it is known.
@@ -46,7 +48,7 @@ class Progress:
         interval: float = 10.0,
         file: Any = None,
     ) -> None:
-        self._total = total
+        self._total = None if total is None else operator.index(total)
         self._initial = self._step = initial
         self._description = description
         self._interval = interval
@@ -75,10 +77,10 @@ class Progress:
         if self._is_shown and _is_terminal(self._file):
             self._bar = _make_bar(self._file)
         if self._bar is not None:
-            self._bar.start()
             self._task = self._bar.add_task(
                 self._description, total=self._total, completed=self._step, note=""
             )
+            self._bar.start()
         self._drawn = time.perf_counter()
         return self
 
@@ -104,15 +106,17 @@ class Progress:
         else:
             self._examples += examples
         wait = self._interval if self._bar is None else _DRAW_SECONDS
-        if self._is_shown and now - self._drawn >= wait:
+        is_last = self._step == self._total  # which is shown at the end
+        if self._is_shown and now - self._drawn >= wait and not is_last:
             self._drawn = now
-            self._draw(self._due or self._values)
+            # On a terminal those of the last drawing, which are computed by now.
+            self._draw((self._bar is not None and self._due) or self._values)
             self._due = dict(self._values)
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         try:
             if self._is_shown and (error is None or self._bar is None):
-                self._draw(self._values if error is None else self._due)
+                self._draw(self._values)
         finally:
             if self._bar is not None:
                 self._bar.stop()
@@ -156,10 +160,10 @@ def _make_bar(file: Any) -> Any:
     except ImportError:
         return None
     return Progress(
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=None),
         MofNCompleteColumn(),
-        TextColumn("{task.fields[note]}"),
+        TextColumn("{task.fields[note]}", markup=False),
         TimeRemainingColumn(),
         console=Console(file=file),
     )
@@ -170,6 +174,10 @@ def _show(value: Any) -> str:
         value = value.result()
     elif callable(value):
         return _show(value())
+    if isinstance(value, Mirrored):
+        value = value.piece if value.piece is not None else value.values[0]
+    if isinstance(value, jax.Array) and value.is_deleted():
+        return "?"  # a later step has reused its memory
     number = np.asarray(value)
     if number.ndim == 0 and np.issubdtype(number.dtype, np.number):
         return f"{number:.4g}" if number.dtype.kind == "f" else str(number)

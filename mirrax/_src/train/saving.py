@@ -19,7 +19,13 @@ import numpy as np
 
 from mirrax._src.base.logical import launching
 from mirrax._src.base.reduce_op import VariableSynchronization
-from mirrax._src.base.values import Mirrored, PerReplica, is_array, to_device
+from mirrax._src.base.values import (
+    Mirrored,
+    PerReplica,
+    ReplicaValues,
+    is_array,
+    to_device,
+)
 from mirrax._src.engines.function import Function
 from mirrax._src.state.distributed import DistributedVariable
 from mirrax._src.state.variable import Variable
@@ -131,7 +137,7 @@ class Part:
             for key, inner in list(vars(leaf).items()):
                 store = _setter(leaf, key)
                 self._descend(_join(name, key), inner, store, _is_jax_array, seen)
-        elif is_state is is_plain and not isinstance(leaf, _HOLDS_NOTHING):
+        elif is_state is is_plain and not callable(leaf):
             raise ValueError(
                 f"A checkpoint cannot save {name!r}, a {type(leaf).__name__}. It saves "
                 "variables, optimizers, metrics, iterators, arrays, numbers, strings, "
@@ -165,9 +171,34 @@ class Part:
         return Item(
             True,
             lambda: _whole(name, leaf),
-            lambda entry: _check_array(shape, dtype, entry),
+            lambda entry: (
+                _check_parts(leaf, entry)
+                if isinstance(leaf, Mirrored)
+                else _check_array(shape, dtype, entry)
+            ),
             lambda array: self._replace(i, _placed_like(leaf, array)),
         )
+
+    def _parts_item(self, name: str, i: int, leaf: PerReplica) -> Item:
+        """A value for each replica; saved as one array if all are equal, else stacked."""
+
+        def take() -> np.ndarray:
+            parts = [np.asarray(_whole(name, part)) for part in leaf.values]
+            if any(part.shape != parts[0].shape for part in parts):
+                raise ValueError(
+                    f"{name!r} has parts of different shapes, "
+                    f"{', '.join(str(part.shape) for part in parts)}, which a checkpoint "
+                    "cannot save as one value."
+                )
+            is_one = all(part.tobytes() == parts[0].tobytes() for part in parts)
+            return np.array(parts[0]) if is_one else np.stack(parts)
+
+        def put(array: np.ndarray) -> None:
+            parts = _parts_of(array, leaf)
+            placed = [_placed_like(old, new) for old, new in zip(leaf.values, parts)]
+            self._replace(i, PerReplica(placed))
+
+        return Item(True, take, lambda entry: _check_parts(leaf, entry), put)
 
     def _value_item(self, i: int, leaf: Any) -> Item:
         return Item(
@@ -273,6 +304,26 @@ def _whole(name: str, leaf: Any) -> Any:
     return leaf.addressable_data(0) if is_copied else leaf
 
 
+def _parts_of(array: Any, leaf: Any) -> list[Any]:
+    """What each replica gets of a saved array: its own part, or all of it."""
+    count = len(leaf.values)
+    return list(array) if array.ndim > jnp.ndim(leaf.values[0]) else [array] * count
+
+
+def _check_parts(leaf: Any, entry: Any) -> str | None:
+    """As `_check_array`, for a value with a copy or a part for each replica."""
+    shape, dtype = jnp.shape(leaf.values[0]), leaf.values[0].dtype
+    saved = list(entry.get("shape", ())) if isinstance(entry, Mapping) else []
+    if _is_key(dtype) or len(saved) != len(shape) + 1:
+        return _check_array(shape, dtype, entry)
+    if saved[0] != len(leaf.values):
+        return (
+            f"it differs between the {saved[0]} replicas that saved it; here are "
+            f"{len(leaf.values)}"
+        )
+    return _check_array((saved[0], *shape), dtype, entry)
+
+
 def _placed_like(leaf: Any, array: Any) -> Any:
     """A restored array on the devices, and of the kind, of the one that it replaces."""
     if isinstance(leaf, np.generic):
@@ -280,6 +331,9 @@ def _placed_like(leaf: Any, array: Any) -> Any:
     if isinstance(leaf, np.ndarray):
         return array
     if isinstance(leaf, Mirrored):
+        if array.ndim > jnp.ndim(leaf.values[0]):  # it has become different on each
+            parts = zip(array, leaf.values)
+            return PerReplica([to_device(part, v.device) for part, v in parts])
         if leaf.piece is None:
             return Mirrored([to_device(array, v.device) for v in leaf.values])
         return Mirrored.of(jax.device_put(array, leaf.piece.sharding))
@@ -301,7 +355,7 @@ def _can_be_named(dtype: Any) -> bool:
 
 
 def _is_whole(value: Any) -> bool:
-    return isinstance(value, Variable | Mirrored) or _is_stateful(value)
+    return isinstance(value, Variable | ReplicaValues) or _is_stateful(value)
 
 
 def _is_stateful(value: Any) -> bool:
@@ -311,7 +365,7 @@ def _is_stateful(value: Any) -> bool:
 
 
 def _is_jax_array(leaf: Any) -> bool:
-    return isinstance(leaf, jax.Array | Mirrored)
+    return isinstance(leaf, jax.Array | ReplicaValues)
 
 
 def may_hold_state(value: Any) -> bool:

@@ -47,6 +47,9 @@ _HIDDEN = re.compile(r"\.(?P<name>.+)\.(tmp|old)-(?P<host>.*)-(?P<pid>\d+)-[0-9a
 # The hidden directories of this process.
 _in_work: set[str] = set()
 
+# The newest checkpoint's place in the order, by directory.
+_last_sequence: dict[Path, int] = {}
+
 # Files that were read and found to be sound, as they were then.
 _verified: dict[Path, Any] = {}
 
@@ -178,7 +181,12 @@ def _take_place(hidden: Path, path: Path) -> None:
     if path.exists():
         old = _hidden(path, "old")
         path.rename(old)
-        hidden.rename(path)
+        os.utime(old)  # in work since now, also to other machines
+        try:
+            hidden.rename(path)
+        except OSError:
+            old.rename(path)
+            raise
         shutil.rmtree(old, ignore_errors=True)
         _in_work.discard(old.name)
     else:
@@ -199,7 +207,8 @@ def recover(directory: Path) -> None:
     """Puts back checkpoints that a process was killed in the middle of replacing."""
     for each, place in _leftovers(directory):
         if ".old-" in each.name and not place.exists():
-            each.rename(place)
+            with contextlib.suppress(OSError):  # a reader may not be able to
+                each.rename(place)
 
 
 def remove_leftovers(directory: Path) -> None:
@@ -230,7 +239,10 @@ def _is_in_use(path: Path, match: re.Match[str]) -> bool:
     if path.name in _in_work:
         return True
     if match["host"] != socket.gethostname():
-        return time.time() - path.stat().st_mtime < _ABANDONED_SECONDS
+        try:
+            return time.time() - path.stat().st_mtime < _ABANDONED_SECONDS
+        except FileNotFoundError:
+            return True
     if int(match["pid"]) == os.getpid():  # another process, before this one
         return False
     try:
@@ -257,7 +269,11 @@ def _check_replaceable(path: Path) -> None:
 
 
 def _next_sequence(directory: Path) -> int:
-    return 1 + max((c.sequence for c in checkpoints_in(directory)), default=0)
+    if directory not in _last_sequence:
+        found = [contents.sequence for contents in checkpoints_in(directory)]
+        _last_sequence[directory] = max(found, default=0)
+    _last_sequence[directory] += 1
+    return _last_sequence[directory]
 
 
 def check_sizes(contents: Contents) -> None:
@@ -391,7 +407,7 @@ def checkpoints_in(
     """
     found = []
     for path in directory.iterdir() if directory.is_dir() else ():
-        if path.name.startswith(".") or not path.is_dir():
+        if _HIDDEN.fullmatch(path.name) or not path.is_dir():
             continue
         try:
             found.append(read_contents(path))
@@ -400,7 +416,7 @@ def checkpoints_in(
         except OSError:
             continue  # no checkpoint
     in_series = [contents for contents in found if contents.sequence]
-    return sorted(in_series, key=lambda contents: contents.sequence)
+    return sorted(in_series, key=lambda each: (each.sequence, each.saved_at))
 
 
 def keep(path: Path) -> None:
