@@ -70,7 +70,7 @@ class Network:
             )
             x = jax.nn.relu(x + bias)
         x = lax.reduce_window(x, -jnp.inf, lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")
-        x = x.reshape(len(x), -1)
+        x = x.reshape(len(x), 512)
         x = jax.nn.relu(x @ self.dense3[0] + self.dense3[1])
         return x @ self.dense4[0] + self.dense4[1]
 
@@ -130,7 +130,7 @@ class Training:
 def train(options: argparse.Namespace) -> tuple[Training, History, Any]:
     """The trained network, how it went, and a batch to look at."""
     strategy = mx.MirroredStrategy()
-    print(f"{strategy.num_replicas_in_sync} replicas: {strategy!r}")
+    print(f"replicas: {strategy.num_replicas_in_sync}, {strategy!r}")
     digits: Any = load_digits()
     order = np.random.default_rng(options.seed).permutation(len(digits.images))
     images = (digits.images[order] / 16).astype("float32")
@@ -232,7 +232,9 @@ def main(arguments: list[str] | None = None) -> float:
     parser.add_argument("--save-every", type=int, default=15, help="steps")
     parser.add_argument("--picture", default="demo.png")
     options = parser.parse_args(arguments)
-    mx.config.set_logical_device_configuration(cpu=max(options.replicas, 1))
+    if min(options.replicas, options.epochs, options.save_every) < 1:
+        parser.error("--replicas, --epochs and --save-every must be at least 1")
+    mx.config.set_logical_device_configuration(cpu=options.replicas)
     training, history, batch = train(options)
     draw(training, history, batch, options.picture)
     score = history.accuracies[-1]

@@ -57,7 +57,7 @@ def assert_same(mine: dict[str, Any], theirs: dict[str, Any]) -> None:
 @pytest.mark.slow
 def test_it_learns_to_read_digits(tmp_path: Path) -> None:
     said = run(tmp_path, "--replicas", "3", "--epochs", "12")
-    assert "3 replicas" in said and "step 180/180" in said
+    assert "replicas: 3" in said and "step 180/180" in said
     score = float(said.rpartition("%")[0].rpartition("\n")[2])
     assert score > 97
     assert (tmp_path / "demo.png").stat().st_size > 10_000

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from mirrax._src.base.jax_compat import (
@@ -172,8 +173,9 @@ def same_on_all(cuts: Sequence[Cut]) -> list[bool]:
 
 
 def _fingerprint(const: Any) -> int:
-    """A constant's value as a number, or which object it is if it is large."""
-    if getattr(const, "nbytes", _LARGE_BYTES) >= _LARGE_BYTES:
+    """A constant's value as a number, or which object it is if it is large or a key."""
+    is_key = jnp.issubdtype(jnp.result_type(const), jax.dtypes.prng_key)
+    if is_key or getattr(const, "nbytes", _LARGE_BYTES) >= _LARGE_BYTES:
         return hash(id(const))
     array = np.asarray(const)
     return hash((array.shape, array.dtype.name, array.tobytes()))

@@ -93,7 +93,6 @@ class Program:
             if shared:
                 self._unshare()
             written, results = self._launch(*self._inputs(arrays))
-            self._store(written)
         after_launch(written or results)
         return self._staged.result(results, given)
 
@@ -135,15 +134,23 @@ class Program:
     def _launch(
         self, reused: list[Any], donated: list[Any], kept: list[Any], arrays: list[Any]
     ) -> tuple[list[jax.Array], list[jax.Array]]:
+        """Runs the step and stores what it has written."""
+        done: list[Any] = []
         try:
-            outs = self._jitted(reused, donated, kept, arrays)
-        except Exception as error:
-            self._explain(error, reused)
+            # One call in C: an interrupt (Ctrl-C) comes before it or after it, never when
+            # the old arrays are gone and the new ones are nowhere yet.
+            done.extend(map(self._jitted, (reused,), (donated,), (kept,), (arrays,)))
+            self._store(done[0][0])
+        except BaseException as error:
+            if done:
+                self._store(done[0][0])
+            else:
+                self._explain(error, reused)
             raise
         self._sealed = True
-        return outs
+        return done[0]
 
-    def _explain(self, error: Exception, reused: Sequence[Any]) -> None:
+    def _explain(self, error: BaseException, reused: Sequence[Any]) -> None:
         """Says what has been lost, where a step failed after it had begun."""
         gone = [v for v, a in zip(self._reused, reused) if a.is_deleted()]
         if gone:

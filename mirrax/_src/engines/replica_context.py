@@ -254,7 +254,7 @@ class SpmdReplicaContext(ReplicaContext):
     ) -> list[Any]:
         # An array that the function closes over is every replica's, and counts for each.
         leaves = [
-            jnp.asarray(np.asarray(leaf))
+            jnp.copy(leaf)
             if isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer)
             else leaf
             for leaf in leaves

@@ -377,7 +377,12 @@ class RestoreStatus:
         return "\n".join(lines)
 
     def __del__(self) -> None:
+        self.warn_if_partial()
+
+    def warn_if_partial(self) -> None:
+        """Warns of what was not restored, unless a method was called that looks at it."""
         if not self._is_seen and (self.missing or self.unused):
+            self._is_seen = True
             warn_user(
                 f"{self._describe()}\nCall `expect_partial()` on what `restore` returns if "
                 "that is meant."

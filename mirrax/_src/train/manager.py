@@ -202,7 +202,7 @@ class CheckpointManager:
         wait_for_saves()
         for contents in reversed(self._found):
             try:
-                self._checkpoint.restore(contents.path)
+                self._checkpoint.restore(contents.path).warn_if_partial()
             except (DataLossError, FileNotFoundError) as error:
                 warn_user(str(error))
                 continue

@@ -6,10 +6,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from mirrax._src.base import context
+from mirrax._src.base.jax_compat import Tracer
 from mirrax._src.base.reduce_op import VariableAggregation, VariableSynchronization
 from mirrax._src.state.variable import Variable
 from mirrax._src.train.losses import match_rank
+from mirrax._src.train.own_copies import OwnCopies
 
 
 class Metric:
@@ -46,8 +50,8 @@ class Metric:
         return list(self._sums.values())
 
     def saved_parts(self) -> dict[str, Any]:
-        """What a checkpoint saves, by name."""
-        return dict(self._sums)
+        """What a checkpoint saves, by name: what each replica has added."""
+        return {name: OwnCopies(variable) for name, variable in self._sums.items()}
 
     def update_state(self, *args: Any, **kwargs: Any) -> None:
         """Adds what one batch contributes."""
@@ -224,7 +228,17 @@ def _check_fit(a: jax.Array, b: jax.Array) -> None:
 
 def _add(variable: Variable, amount: jax.Array) -> None:
     # Not `assign_add`, which is an error for sums outside of replicas.
-    variable.assign(variable.read_value() + amount)
+    total = variable.read_value() + amount
+    is_whole = jnp.issubdtype(variable.dtype, jnp.integer)
+    if is_whole and not _in_own_replica(variable) and not isinstance(total, Tracer):
+        OwnCopies(variable).put(np.asarray(total)[None])  # shares would be rounded
+    else:
+        variable.assign(total)
+
+
+def _in_own_replica(variable: Variable) -> bool:
+    here = context.current()
+    return here.replica is not None and here.strategy is variable.strategy
 
 
 def _snake_case(name: str) -> str:

@@ -5,26 +5,25 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
 from mirrax._src.base import context
 from mirrax._src.base.errors import warn_user
 from mirrax._src.base.jax_compat import Tracer
 from mirrax._src.base.reduce_op import VariableAggregation, VariableSynchronization
-from mirrax._src.base.values import PerReplica, PyTree, ReplicaValues, is_leaf
+from mirrax._src.base.values import PyTree, ReplicaValues, is_leaf
 from mirrax._src.collectives.options import CommunicationOptions
 from mirrax._src.collectives.sparse import IndexedSlices
 from mirrax._src.engines.function import function
 from mirrax._src.engines.replica_context import SpmdReplicaContext
-from mirrax._src.state.on_read import SyncOnReadVariable
 from mirrax._src.state.variable import Variable, VariableSpec
 from mirrax._src.strategies.default import get_strategy
+from mirrax._src.train.own_copies import OwnCopies
 
 # How Keras says that gradients are summed already.
 _AGGREGATES = ("skip_gradients_aggregation", "experimental_aggregate_gradients")
@@ -36,35 +35,6 @@ class Accumulating(NamedTuple):
     micro_step: Any
     accumulated: PyTree
     inner: PyTree
-
-
-@dataclass(frozen=True)
-class OwnCopies:
-    """A summed variable of which a checkpoint saves every copy, along a new first axis.
-
-    On as many replicas each gets its own back, on more or fewer an equal share of the sum.
-    """
-
-    variable: Variable
-
-    def take(self) -> np.ndarray:
-        """All copies."""
-        variable = self.variable
-        parts = (
-            variable.copies().values
-            if isinstance(variable, SyncOnReadVariable)
-            else [variable.read_value()]
-        )
-        return np.stack([np.asarray(part) for part in parts])
-
-    def put(self, copies: Any) -> None:
-        """Restores what `take` gave."""
-        variable = self.variable
-        is_own = isinstance(variable, SyncOnReadVariable)
-        if is_own and len(copies) == len(variable.copies().values):
-            variable.assign_copies(PerReplica(list(copies)))
-        else:
-            variable.assign(np.sum(copies, axis=0, dtype=copies.dtype))
 
 
 class _Name(str):
@@ -584,7 +554,7 @@ def _as_dense(gradient: Any, variable: Variable) -> jax.Array:
     # Optax transforms whole arrays, so that nothing would be gained by reducing rows.
     if is_sparse:
         array = IndexedSlices(array, gradient.indices, variable.shape).to_dense()
-    return array.astype(variable.dtype)
+    return variable.convert(array)
 
 
 def _agreed(extra_args: dict[str, Any]) -> dict[str, Any]:

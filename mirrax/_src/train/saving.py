@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from mirrax._src.base.errors import warn_user
 from mirrax._src.base.logical import launching
 from mirrax._src.base.reduce_op import VariableSynchronization
 from mirrax._src.base.values import (
@@ -29,7 +30,8 @@ from mirrax._src.base.values import (
 from mirrax._src.engines.function import Function
 from mirrax._src.state.distributed import DistributedVariable
 from mirrax._src.state.variable import Variable
-from mirrax._src.train.optimizer import Optimizer, OwnCopies
+from mirrax._src.train.optimizer import Optimizer
+from mirrax._src.train.own_copies import OwnCopies
 
 # Objects of these packages, and these objects, are not searched for variables.
 _FOREIGN = {"mirrax", "jax", "jaxlib", "numpy", "optax", *sys.stdlib_module_names}
@@ -116,6 +118,9 @@ class Part:
         elif _is_stateful(leaf):
             item = Item(False, leaf.get_state, lambda _: None, leaf.set_state)
             self._add_item(name, item)
+        elif isinstance(leaf, PerReplica):
+            if is_state(leaf):
+                self._add_item(name, self._parts_item(name, i, leaf))
         elif isinstance(leaf, Mirrored) or (
             is_array(leaf) and not isinstance(leaf, str)
         ):
@@ -245,6 +250,7 @@ def _variable_item(variable: Variable) -> Item:
         variable.check_not_lost()
         stored = variable.stored
         if isinstance(stored, PerReplica):
+            _warn_if_apart(variable.name, stored)
             return stored.values[0]
         return stored.addressable_data(0)
 
@@ -264,6 +270,15 @@ def _variable_item(variable: Variable) -> Item:
         put,
         variable.strategy.replica_mesh.mirrored if is_mirrored else None,
     )
+
+
+def _warn_if_apart(name: str, stored: PerReplica) -> None:
+    first, *others = (np.asarray(part).tobytes() for part in stored.values)
+    if any(other != first for other in others):
+        warn_user(
+            f"The copies of variable {name!r} have drifted apart; the checkpoint saves the "
+            "first replica's. Were its gradients applied without being summed?"
+        )
 
 
 def _copies_item(copies: OwnCopies) -> Item:

@@ -13,6 +13,7 @@ import contextlib
 import errno
 import functools
 import json
+import logging
 import math
 import os
 import re
@@ -477,9 +478,15 @@ def _save_arrays(path: Path, tree: Any) -> None:
 
     chunks = jax.tree.map(lambda _: ocp.SaveArgs(chunk_byte_size=_CHUNK_BYTES), tree)
     handler = ocp.PyTreeCheckpointHandler(use_compression=False)
-    ocp.Checkpointer(handler).save(
-        path.absolute(), args=ocp.args.PyTreeSave(tree, save_args=chunks)
-    )
+    log = logging.getLogger("absl")
+    level = log.level
+    log.setLevel(logging.CRITICAL)  # an error is raised, no need to print it as well
+    try:
+        ocp.Checkpointer(handler).save(
+            path.absolute(), args=ocp.args.PyTreeSave(tree, save_args=chunks)
+        )
+    finally:
+        log.setLevel(level)
 
 
 def _load_arrays(path: Path, names: Sequence[str]) -> list[np.ndarray]:
