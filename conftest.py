@@ -6,6 +6,7 @@ import gc
 import os
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 
 import jax.numpy as jnp
@@ -28,8 +29,11 @@ def nothing_leaks() -> Iterator[None]:
         "a test left functions running eagerly"
     )
     left = _threads()
-    if left:  # an iterator in a cycle, say with the traceback of an error
+    if (
+        left
+    ):  # an iterator in a cycle, say with the traceback of an error; or just ending
         gc.collect()
+        time.sleep(0.05)
         left = _threads()
     assert not left, f"threads are left: {left}"
 

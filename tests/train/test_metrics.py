@@ -313,8 +313,8 @@ def test_saved_parts_move_to_another_number_of_replicas():
     metric = make(two, mx.metrics.Mean)
     two.run(metric.update_state, (per_replica(two, [1.0, 2.0], [9.0]),))
     other = make(three, mx.metrics.Mean)
-    for name, variable in other.saved_parts().items():
-        variable.assign(metric.saved_parts()[name].read_value())
+    for name, copies in other.saved_parts().items():
+        copies.put(metric.saved_parts()[name].take())
     assert float(other.result()) == 4.0
     three.run(other.update_state, (per_replica(three, [4.0], [8.0], [6.0]),))
     assert float(other.result()) == 5.0

@@ -141,6 +141,8 @@ class Program:
             # the old arrays are gone and the new ones are nowhere yet.
             done.extend(map(self._jitted, (reused,), (donated,), (kept,), (arrays,)))
             self._store(done[0][0])
+        except SignatureChanged:
+            raise
         except BaseException as error:
             if done:
                 self._store(done[0][0])

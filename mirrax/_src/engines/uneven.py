@@ -70,8 +70,15 @@ def run_uneven(
         ]
         _check_same_exchanges(cuts, strategy)
         return _execute(strategy, cuts, inputs)
-    except RunEagerly:
-        return run_eagerly(strategy, fn, args, kwargs)
+    except RunEagerly as reason:
+        try:
+            return run_eagerly(strategy, fn, args, kwargs)
+        except Exception as error:
+            error.add_note(
+                f"The batch is uneven and {reason}, so this step runs as plain Python. Pad "
+                "the batch, or drop the remainder, to have it compiled."
+            )
+            raise
 
 
 def _cut(

@@ -140,18 +140,16 @@ class Checkpoint:
         """Takes the parts that were restored."""
         self._parts.update((k, v) for k, v in new.items() if k in self._parts)
 
-    def collect(self, only: str | None = None) -> Part:
-        """Everything to save, or one attribute, taken apart."""
+    def collect(self) -> Part:
+        """Everything to save, taken apart."""
         parts: dict[str, Any] = dict(self._parts)
-        if only is not None:
-            parts = {only: parts[only]}
-        elif self._counter is not None:
+        if self._counter is not None:
             parts[_COUNTER] = self._counter
-
         seen: list[Any] = [self]
         whole = Part("", parts, self.replace_parts, is_plain, seen)
-        if self._root is not None and only is None:
+        if self._root is not None:
             whole.include(self._root, seen)
+        whole.name_slots()
         return whole
 
     # Saving ----------------------------------------------------------------------------
@@ -281,12 +279,18 @@ class Matching:
     def restore_more(self, only: str | None = None) -> None:
         """Restores what is there now: everything, or one attribute."""
         contents = self.contents
-        part = self._checkpoint.collect(only)
-        matched = {n: item for n, item in part.items.items() if n in self.unused}
-        self.missing |= part.items.keys() - matched.keys()
+        part = self._checkpoint.collect()
+        items = {n: i for n, i in part.items.items() if _is_part(n, only)}
+        matched = {n: item for n, item in items.items() if n in self.unused}
+        self.missing |= items.keys() - matched.keys()
+        unbuilt = {
+            prefix: optimizer
+            for prefix, optimizer in part.optimizers.items()
+            if optimizer.state is None and _is_part(prefix, only)
+        }
         later = {
             name: prefix
-            for prefix in part.unbuilt
+            for prefix in unbuilt
             for name in self.unused
             if name.startswith(prefix) and name in contents.arrays
         }
@@ -307,14 +311,10 @@ class Matching:
         )
         _put_arrays({n: i for n, i in matched.items() if i.is_array}, arrays)
         part.finish()
-        for prefix, optimizer in part.unbuilt.items():
-            optimizer.restore_later(
-                {
-                    n.removeprefix(prefix): arrays[n]
-                    for n, p in later.items()
-                    if p == prefix
-                }
-            )
+        for prefix, optimizer in unbuilt.items():
+            names = [name for name, p in later.items() if p == prefix]
+            saved = {name.removeprefix(prefix): arrays[name] for name in names}
+            optimizer.restore_later(saved, part.places)
         self.unused -= matched.keys() | later.keys()
 
 
@@ -442,6 +442,11 @@ def load_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Everything in a checkpoint by name, arrays as NumPy's: to look at it without a model."""
     contents = _open(path)
     return {**storage.read_arrays(contents, contents.arrays), **contents.values}
+
+
+def _is_part(name: str, only: str | None) -> bool:
+    """Whether something belongs to an attribute; None means to any."""
+    return only is None or name == only or name.startswith(f"{only}/")
 
 
 def _open(path: str | os.PathLike[str]) -> Contents:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
@@ -111,6 +112,7 @@ class Optimizer:
         self._options = options
         self._variables: dict[_Name, Variable] = {}
         self._state: PyTree = None
+        self._places: Mapping[int, str] = {}
         self._saved: Mapping[str, Any] = {}
         self._strategy = get_strategy()
         self._iterations: Variable | None = None
@@ -254,9 +256,28 @@ class Optimizer:
         state = self._saved if state is None else state
         return {"iterations": self.iterations, "state": state}
 
-    def restore_later(self, saved: Mapping[str, Any]) -> None:
-        """Takes values of the state, by their names in `state`, for when it is built."""
-        self._saved = saved
+    def slot_names(self, places: Mapping[int, str]) -> dict[str, str]:
+        """From the names of what is in `state` to those in a checkpoint.
+
+        There a slot has the name of its variable's place (`places`, by the variable's number),
+        so that other names, or another order, do not mix up slots after a restart.
+        """
+        paths, _ = jax.tree_util.tree_flatten_with_path(
+            self._state, is_leaf=_is_variable
+        )
+        names = self._names_in(places, self._variables)
+        return {_key(path): _key(path, names) for path, _ in paths}
+
+    def _names_in(
+        self, places: Mapping[int, str], variables: Mapping[_Name, Variable]
+    ) -> dict[str, str]:
+        return {name: places.get(v.number, name) for name, v in variables.items()}
+
+    def restore_later(
+        self, saved: Mapping[str, Any], places: Mapping[int, str]
+    ) -> None:
+        """Takes values of the state, by their names in a checkpoint, for when it is built."""
+        self._saved, self._places = saved, places
 
     def build(self, variables: Sequence[Variable]) -> None:
         """Makes the state for `variables`; else the first `apply_gradients` does."""
@@ -271,10 +292,11 @@ class Optimizer:
             initial = self.init(
                 {k: v.concrete(is_local=True) for k, v in named.items()}
             )
+        names = self._names_in(self._places, named)
         self._state = jax.tree_util.tree_map_with_path(
-            functools.partial(self._make_slot, strategy), initial
+            functools.partial(self._make_slot, strategy, names), initial
         )
-        self._warn_of_rest(initial)
+        self._warn_of_rest(initial, names)
         if self.iterations.strategy is not variables[0].strategy:
             # The same object, which a user may hold, with a copy for each replica.
             now = self.iterations.concrete(is_local=True)
@@ -287,10 +309,12 @@ class Optimizer:
         spec = VariableSpec(value, trainable=False, name=name, dtype=jnp.int32)
         return strategy.extended.create_variable(spec)
 
-    def _make_slot(self, strategy: Any, path: Any, value: Any) -> Variable:
+    def _make_slot(
+        self, strategy: Any, names: Mapping[str, str], path: Any, value: Any
+    ) -> Variable:
         key = _key(path)
         is_own = self._steps > 1 and key.startswith("accumulated/")
-        saved = self._saved.get(key)
+        saved = self._saved.get(_key(path, names))
         if saved is not None:
             self._check_saved(key, saved[0] if is_own else saved, value)
         spec = VariableSpec(
@@ -313,15 +337,15 @@ class Optimizer:
                 OwnCopies(variable).put(saved)
         return variable
 
-    def _warn_of_rest(self, initial: PyTree) -> None:
+    def _warn_of_rest(self, initial: PyTree, names: Mapping[str, str]) -> None:
         """Tells what a checkpoint had for a state that is built now and turns out another."""
         paths, _ = jax.tree_util.tree_flatten_with_path(initial)
-        made = {_key(path) for path, _ in paths}
+        made = {_key(path, names) for path, _ in paths}
         missing, unused = made - self._saved.keys(), self._saved.keys() - made
         if self._saved and (missing or unused):
             warn_user(
-                f"The state of {self.name!r} was restored in part: the variables have other "
-                "names, or the transformation is another one.\nHere, but not in the "
+                f"The state of {self.name!r} was restored in part: there are other variables, "
+                "or the transformation is another one.\nHere, but not in the "
                 f"checkpoint (begun anew): {_names(sorted(missing))}.\nIn the checkpoint, "
                 f"but not here: {_names(sorted(unused))}."
             )
@@ -377,15 +401,15 @@ class Optimizer:
     def _check_extra(self, extra_args: Mapping[str, Any]) -> None:
         """Raises for arguments that the transformation would drop without a word."""
         for name in extra_args:
-            if name in _AGGREGATES:
+            if name in _AGGREGATES or difflib.get_close_matches(name, ["aggregate"]):
                 raise TypeError(
-                    f"`{name}` is TensorFlow's; pass `aggregate=False` for gradients that are "
-                    "summed already."
+                    f"`apply_gradients` has no argument {name!r}; pass `aggregate=False` for "
+                    "gradients that are summed already."
                 )
             if name == "name" or not self._takes_extra:
                 raise TypeError(
-                    f"`apply_gradients` has no argument {name!r}, and the transformation "
-                    "takes no extra arguments."
+                    f"`apply_gradients` has no argument {name!r}, and nor has the "
+                    "transformation."
                 )
 
     def _apply_eagerly(
@@ -584,8 +608,15 @@ def _named(variables: Sequence[Variable]) -> dict[_Name, Variable]:
     return named
 
 
-def _key(path: Any) -> str:
-    return jax.tree_util.keystr(path, simple=True, separator="/")
+def _key(path: Any, names: Mapping[str, str] | None = None) -> str:
+    """A place in a state as a name; `names` says what variables are called there."""
+    renamed = tuple(
+        jax.tree_util.DictKey((names or {}).get(entry.key, entry.key))
+        if isinstance(getattr(entry, "key", None), _Name)
+        else entry
+        for entry in path
+    )
+    return jax.tree_util.keystr(renamed, simple=True, separator="/")
 
 
 def _is_distributed(gradient: Any) -> bool:

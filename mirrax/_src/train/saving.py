@@ -17,7 +17,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mirrax._src.base.errors import warn_user
 from mirrax._src.base.logical import launching
 from mirrax._src.base.reduce_op import VariableSynchronization
 from mirrax._src.base.values import (
@@ -79,7 +78,8 @@ class Part:
 
     Attributes:
         items: The items by name.
-        unbuilt: Optimizers that do not have their state yet, by the name it will have.
+        optimizers: Optimizers, by the name that their state begins with.
+        places: The names of variables, by number.
     """
 
     def __init__(
@@ -98,7 +98,8 @@ class Part:
         self._is_changed = False
         self._inner: list[Part] = []
         self.items: dict[str, Item] = {}
-        self.unbuilt: dict[str, Optimizer] = {}
+        self.optimizers: dict[str, Optimizer] = {}
+        self.places: dict[int, str] = {}
         for i, (path, leaf) in enumerate(found):
             key = jax.tree_util.keystr(path, simple=True, separator="/")
             self._add(_join(name, key), i, leaf, is_state, seen)
@@ -113,6 +114,7 @@ class Part:
     ) -> None:
         if isinstance(leaf, Variable):
             self._add_item(name, _variable_item(leaf))
+            self.places.setdefault(leaf.number, name)
         elif isinstance(leaf, OwnCopies):
             self._add_item(name, _copies_item(leaf))
         elif _is_stateful(leaf):
@@ -133,8 +135,8 @@ class Part:
             pass
         elif hasattr(leaf, "saved_parts"):
             seen.append(leaf)
-            if isinstance(leaf, Optimizer) and leaf.state is None:
-                self.unbuilt[_join(name, "state/")] = leaf
+            if isinstance(leaf, Optimizer):
+                self.optimizers[_join(name, "state/")] = leaf
             store = getattr(leaf, "replace_parts", _ignore)
             self._descend(name, leaf.saved_parts(), store, is_plain, seen)
         elif may_hold_state(leaf):
@@ -156,7 +158,8 @@ class Part:
     def _descend(self, name: str, *args: Any) -> None:
         inner = Part(name, *args)
         self._inner.append(inner)
-        self.unbuilt.update(inner.unbuilt)
+        self.optimizers.update(inner.optimizers)
+        self.places = {**inner.places, **self.places}
         for key, item in inner.items.items():
             self._add_item(key, item)
 
@@ -221,6 +224,12 @@ class Part:
         self._leaves[i] = leaf
         self._is_changed = True
 
+    def name_slots(self) -> None:
+        """Names what optimizers keep for a variable after the variable's own place."""
+        for prefix, optimizer in self.optimizers.items():
+            for old, new in optimizer.slot_names(self.places).items():
+                self._add_item(prefix + new, self.items.pop(prefix + old))
+
     def finish(self) -> None:
         """Hands out the structures whose leaves have been replaced."""
         for inner in self._inner:
@@ -250,7 +259,6 @@ def _variable_item(variable: Variable) -> Item:
         variable.check_not_lost()
         stored = variable.stored
         if isinstance(stored, PerReplica):
-            _warn_if_apart(variable.name, stored)
             return stored.values[0]
         return stored.addressable_data(0)
 
@@ -270,15 +278,6 @@ def _variable_item(variable: Variable) -> Item:
         put,
         variable.strategy.replica_mesh.mirrored if is_mirrored else None,
     )
-
-
-def _warn_if_apart(name: str, stored: PerReplica) -> None:
-    first, *others = (np.asarray(part).tobytes() for part in stored.values)
-    if any(other != first for other in others):
-        warn_user(
-            f"The copies of variable {name!r} have drifted apart; the checkpoint saves the "
-            "first replica's. Were its gradients applied without being summed?"
-        )
 
 
 def _copies_item(copies: OwnCopies) -> Item:

@@ -115,10 +115,15 @@ def write(
         _take_place(hidden, path)
         return read_contents(path)
     except Exception as error:
-        shutil.rmtree(hidden, ignore_errors=True)
         raise _explained(error, path) from error
     finally:
-        _in_work.discard(hidden.name)
+        abandon(hidden)
+
+
+def abandon(hidden: Path) -> None:
+    """Removes what is left of a checkpoint that was begun."""
+    shutil.rmtree(hidden, ignore_errors=True)
+    _in_work.discard(hidden.name)
 
 
 def _write_files(
@@ -188,8 +193,7 @@ def _take_place(hidden: Path, path: Path) -> None:
         except OSError:
             old.rename(path)
             raise
-        shutil.rmtree(old, ignore_errors=True)
-        _in_work.discard(old.name)
+        abandon(old)
     else:
         hidden.rename(path)
     _sync_to_disk(path.parent)
@@ -200,8 +204,7 @@ def remove(path: Path) -> None:
     hidden = _hidden(path, "tmp")
     with contextlib.suppress(FileNotFoundError):
         path.rename(hidden)
-    shutil.rmtree(hidden, ignore_errors=True)
-    _in_work.discard(hidden.name)
+    abandon(hidden)
 
 
 def recover(directory: Path) -> None:

@@ -21,11 +21,12 @@ class Writer:
     """Writes one checkpoint at a time; the next one waits for it."""
 
     def __init__(self) -> None:
-        self._threads: list[threading.Thread] = []
+        self._pending: dict[threading.Event, Path] = {}
         self._errors: weakref.WeakKeyDictionary[Any, Exception] = (
             weakref.WeakKeyDictionary()
         )
         self._lock = threading.RLock()
+        self._writing = threading.Lock()
         self._waits_at_exit = False
 
     def start(
@@ -43,35 +44,43 @@ class Writer:
             OSError: If its directory cannot be made, or the owner's last one was not written.
         """
         self.wait(owner)
+        done = threading.Event()
         with self._lock:
             self._wait_at_exit(path)
             hidden = storage.begin(path)
-            thread = threading.Thread(
-                target=self._write,
-                args=(owner, then, hidden, path, arrays, values, is_one_of_many),
-                name=f"mirrax-save-{path.name}",
-                daemon=True,
-            )
-            self._threads.append(thread)
-            thread.start()
+            try:
+                self._pending[done] = path
+                threading.Thread(
+                    target=self._write,
+                    args=(
+                        done,
+                        owner,
+                        then,
+                        hidden,
+                        path,
+                        arrays,
+                        values,
+                        is_one_of_many,
+                    ),
+                    name=f"mirrax-save-{path.name}",
+                    daemon=True,
+                ).start()
+            except BaseException:
+                storage.abandon(hidden)
+                done.set()
+                raise
 
     def wait(self, owner: Any = None) -> None:
         """Waits for what is being written, and raises what went wrong for `owner`."""
-        # Without the lock: a signal's handler may save, too, in the middle of this.
-        while self._threads:
-            thread = self._threads[0]
-            if thread is threading.current_thread():
-                break
-            while thread.is_alive():
-                thread.join(_PATIENCE_SECONDS)
-                if thread.is_alive():
-                    warn_user(
-                        f"{thread.name} is still writing a checkpoint after "
-                        f"{_PATIENCE_SECONDS} s; this waits for it. Is the disk slow?"
-                    )
-            with self._lock:
-                if thread in self._threads:
-                    self._threads.remove(thread)
+        # Without the lock, since a signal's handler may save in the middle of this; and for an
+        # event, since a `Thread.join` that is interrupted takes the thread for ended.
+        for done, path in list(self._pending.items()):
+            while not done.wait(_PATIENCE_SECONDS):
+                warn_user(
+                    f"The checkpoint {path} is still being written after "
+                    f"{_PATIENCE_SECONDS} s, and this waits for it. Is the disk slow?"
+                )
+            self._pending.pop(done, None)
         self._raise(owner)
 
     def _raise(self, owner: Any) -> None:
@@ -80,14 +89,21 @@ class Writer:
             raise error
 
     def _write(
-        self, owner: Any, then: Callable[[Contents], None] | None, *args: Any
+        self,
+        done: threading.Event,
+        owner: Any,
+        then: Callable[[Contents], None] | None,
+        *args: Any,
     ) -> None:
         try:
-            contents = storage.write(*args)
-            if then is not None:
-                then(contents)
+            with self._writing:
+                contents = storage.write(*args)
+                if then is not None:
+                    then(contents)
         except Exception as error:
             self._errors[owner] = error
+        finally:
+            done.set()
 
     def _wait_at_exit(self, path: Path) -> None:
         """Makes the end of the program wait; threads of Orbax cannot be started after it."""
@@ -118,7 +134,7 @@ class Writer:
 
     def forget(self) -> None:
         """In a process that was forked: the threads are the parent's."""
-        self._threads, self._lock = [], threading.RLock()
+        self._pending, self._lock = {}, threading.RLock()
 
 
 writer = Writer()
