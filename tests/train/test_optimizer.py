@@ -93,6 +93,10 @@ def each_transformation():
             yield pytest.param(engine, name, marks=marks)
 
 
+# XLA of JAX 0.11 crashes on programs for several CPUs that return an empty array.
+SMALLEST = 0 if jax.__version_info__ < (0, 11) else 1
+
+
 @pytest.mark.parametrize("engine, name", list(each_transformation()))
 def test_the_numbers_of_optax(engine, name):
     variables = make_variables(STRATEGIES[2])
@@ -113,7 +117,7 @@ def test_the_numbers_of_optax(engine, name):
     name=st.sampled_from(["sgd", "momentum", "nesterov", "clipped sgd"]),
     shapes=st.dictionaries(
         st.sampled_from("abc"),
-        st.lists(st.integers(0, 3), max_size=3).map(tuple),
+        st.lists(st.integers(SMALLEST, 3), max_size=3).map(tuple),
         min_size=1,
     ),
 )
