@@ -94,20 +94,27 @@ def _invariant_results(eqn: Any, ins: list[bool]) -> list[bool]:
         "custom_jvp_call",
     )
     if is_call and inner is not None:
-        inner = getattr(inner, "jaxpr", inner)
+        inner = _program(inner)
         if len(inner.invars) == len(ins):
             return invariant_outputs(inner, ins)
     return [all(ins) and not _separates(eqn)] * count
 
 
+def _program(closed: Any) -> Jaxpr:
+    """A program inside an equation; JAX 0.11 no longer wraps it."""
+    return getattr(closed, "jaxpr", closed)
+
+
 def _invariant_scan(eqn: Any, ins: list[bool]) -> list[bool]:
-    first, count = eqn.params["num_consts"], eqn.params["num_carry"]
-    end = first + count
+    body = _program(eqn.params["jaxpr"])
+    # Constants, the carry, what is scanned over: that has an axis more than in the body.
+    scanned = sum(a.aval.ndim > b.aval.ndim for a, b in zip(eqn.invars, body.invars))
+    count = sum(a.aval.ndim == b.aval.ndim for a, b in zip(eqn.outvars, body.outvars))
+    end = len(ins) - scanned
+    first = end - count
     carry = ins[first:end]
     while True:  # ends: a carry only ever turns from same to different
-        outs = invariant_outputs(
-            eqn.params["jaxpr"].jaxpr, [*ins[:first], *carry, *ins[end:]]
-        )
+        outs = invariant_outputs(body, [*ins[:first], *carry, *ins[end:]])
         after = [a and b for a, b in zip(carry, outs)]
         if after == carry:
             return [*carry, *outs[count:]]
@@ -120,13 +127,15 @@ def _invariant_while(eqn: Any, ins: list[bool]) -> list[bool]:
     end = first + params["body_nconsts"]
     carry = ins[end:]
     while True:
-        outs = invariant_outputs(params["body_jaxpr"].jaxpr, [*ins[first:end], *carry])
+        outs = invariant_outputs(
+            _program(params["body_jaxpr"]), [*ins[first:end], *carry]
+        )
         after = [a and b for a, b in zip(carry, outs)]
         if after == carry:
             break
         carry = after
     # Replicas that leave the loop at different times have nothing in common.
-    tests = invariant_outputs(params["cond_jaxpr"].jaxpr, [*ins[:first], *carry])
+    tests = invariant_outputs(_program(params["cond_jaxpr"]), [*ins[:first], *carry])
     return carry if all(tests) else [False] * len(carry)
 
 

@@ -488,8 +488,40 @@ def _save_arrays(path: Path, tree: Any) -> None:
         ocp.Checkpointer(handler).save(
             path.absolute(), args=ocp.args.PyTreeSave(tree, save_args=chunks)
         )
+    except RuntimeError as error:
+        if "shutdown" not in str(error):
+            raise
+        _save_at_exit(path, tree)
     finally:
         log.setLevel(level)
+
+
+def _save_at_exit(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
+    """Writes arrays when the program is ending, so that Orbax can start no more threads.
+
+    TensorStore, which Orbax writes with, has threads of its own. What is missing are Orbax's
+    descriptions, for those who read the arrays without mirrax.
+    """
+    import tensorstore as ts
+
+    for each in path.parent.iterdir():
+        shutil.rmtree(each)  # what Orbax has begun
+    writing = []
+    for name, array in arrays.items():
+        spec = _array_spec(path, name) | {"metadata": {"compressor": None}}
+        store = ts.open(
+            spec, create=True, dtype=array.dtype, shape=array.shape
+        ).result()
+        writing.append(store.write(array))
+    for each in writing:
+        each.result()
+
+
+def _array_spec(path: Path, name: str) -> dict[str, Any]:
+    """Where TensorStore finds an array of Orbax's."""
+    base = {"driver": "file", "path": f"{path.absolute()}/"}
+    kvstore = {"driver": "ocdbt", "base": base, "path": f"{name}/"}
+    return {"driver": "zarr", "kvstore": kvstore}
 
 
 def _load_arrays(path: Path, names: Sequence[str]) -> list[np.ndarray]:
@@ -501,16 +533,12 @@ def _load_arrays(path: Path, names: Sequence[str]) -> list[np.ndarray]:
 
     # A context of its own: another one may remember files that are gone.
     context = ts.Context({"cache_pool#ocdbt": {"total_bytes_limit": _CACHE_BYTES}})
-    base = {"driver": "file", "path": f"{path.absolute()}/"}
 
     def spec(name: str) -> dict[str, Any]:
-        kvstore = {"driver": "ocdbt", "base": base, "path": f"{name}/"}
-        return {
-            "driver": "zarr",
-            "kvstore": kvstore | {"cache_pool": "cache_pool#ocdbt"},
-            "recheck_cached_data": False,
-            "recheck_cached_metadata": False,
-        }
+        found = _array_spec(path, name)
+        found |= {"recheck_cached_data": False, "recheck_cached_metadata": False}
+        found["kvstore"]["cache_pool"] = "cache_pool#ocdbt"
+        return found
 
     opening = [ts.open(spec(n), open=True, read=True, context=context) for n in names]
     stores = [each.result() for each in opening]
