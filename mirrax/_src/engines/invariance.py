@@ -106,7 +106,7 @@ def _program(closed: Any) -> Jaxpr:
 
 
 def _invariant_scan(eqn: Any, ins: list[bool]) -> list[bool]:
-    body = _program(eqn.params["jaxpr"])
+    body: Any = _program(eqn.params["jaxpr"])
     # Constants, the carry, what is scanned over: that has an axis more than in the body.
     scanned = sum(a.aval.ndim > b.aval.ndim for a, b in zip(eqn.invars, body.invars))
     count = sum(a.aval.ndim == b.aval.ndim for a, b in zip(eqn.outvars, body.outvars))
