@@ -2,7 +2,6 @@
 
 from mirrax._src.train.checkpoint import Checkpoint as Checkpoint
 from mirrax._src.train.checkpoint import CheckpointOptions as CheckpointOptions
-from mirrax._src.train.checkpoint import RestoreStatus as RestoreStatus
 from mirrax._src.train.checkpoint import latest_checkpoint as latest_checkpoint
 from mirrax._src.train.checkpoint import load_checkpoint as load_checkpoint
 from mirrax._src.train.manager import CheckpointManager as CheckpointManager
@@ -12,3 +11,4 @@ from mirrax._src.train.preemption import (
 )
 from mirrax._src.train.preemption import TerminationConfig as TerminationConfig
 from mirrax._src.train.progress import Progress as Progress
+from mirrax._src.train.restoring import RestoreStatus as RestoreStatus

@@ -202,10 +202,10 @@ def test_a_last_save_that_fails_is_told(zygote, tmp_path):
         zygote,
         tmp_path,
         """
-        from mirrax._src.train import storage
+        from mirrax._src.train import array_files
         def fail(*args):
             raise ValueError("full [os_error_code='28']")
-        storage._save_arrays = fail
+        array_files.save_arrays = fail
         checkpoint.save(path)
         """,
     )

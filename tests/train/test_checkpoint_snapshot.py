@@ -18,7 +18,7 @@ from helpers.engines import both_engines, compile_if, mirrored, parts
 from helpers.scripts import run_script
 
 import mirrax as mx
-from mirrax._src.train import storage
+from mirrax._src.train import array_files, storage
 from mirrax.train import Checkpoint, CheckpointOptions, latest_checkpoint
 
 FULL = (
@@ -53,7 +53,7 @@ def broken_writer(monkeypatch, error):
         raise error
 
     with monkeypatch.context() as patch:
-        patch.setattr(storage, "_save_arrays", fail)
+        patch.setattr(array_files, "save_arrays", fail)
         yield
         mx.train.latest_checkpoint("/")  # waits, and keeps the error
 

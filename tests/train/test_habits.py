@@ -184,7 +184,7 @@ def test_a_relative_path_is_that_of_the_moment(tmp_path, monkeypatch) -> None:
 
 
 def test_an_error_of_one_checkpoint_is_not_anothers(tmp_path, monkeypatch) -> None:
-    from mirrax._src.train import storage
+    from mirrax._src.train import array_files
 
     v = mx.Variable(1.0)
     mine, other = Checkpoint(v=v), Checkpoint(v=v)
@@ -193,7 +193,7 @@ def test_an_error_of_one_checkpoint_is_not_anothers(tmp_path, monkeypatch) -> No
         def fail(*args: Any) -> None:
             raise OSError(28, "No space left on device")
 
-        patch.setattr(storage, "_save_arrays", fail)
+        patch.setattr(array_files, "save_arrays", fail)
         mine.save(tmp_path / "mine")
         mx.train.latest_checkpoint(tmp_path)  # waits
     path = other.save(tmp_path / "other")

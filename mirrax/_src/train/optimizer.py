@@ -85,7 +85,7 @@ class Optimizer:
         options: CommunicationOptions | None = None,
         name: str = "optimizer",
     ) -> None:
-        methods = (getattr(transformation, name, None) for name in ("init", "update"))
+        methods = (getattr(transformation, each, None) for each in ("init", "update"))
         if not all(map(callable, methods)) or isinstance(transformation, Optimizer):
             raise TypeError(
                 "`mx.train.Optimizer` needs an Optax transformation, such as "

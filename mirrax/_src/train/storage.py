@@ -13,7 +13,6 @@ import contextlib
 import errno
 import functools
 import json
-import logging
 import math
 import os
 import re
@@ -21,7 +20,7 @@ import secrets
 import shutil
 import socket
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +30,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mirrax._src.base.errors import DataLossError
+from mirrax._src.train import array_files
 
 FORMAT = 1
 _MANIFEST = "mirrax.json"
@@ -39,9 +39,6 @@ _PACKED = "packed"
 _KEPT = "kept"
 _SMALL_BYTES = 256 * 1024
 _ALIGNMENT = 64
-_CACHE_BYTES = 100_000_000
-_CHUNK_BYTES = 16 * 1024 * 1024  # one array is read by several threads
-_PIECE_BYTES = 1024 * 1024
 _ABANDONED_SECONDS = 3600
 _HIDDEN = re.compile(r"\.(?P<name>.+)\.(tmp|old)-(?P<host>.*)-(?P<pid>\d+)-[0-9a-f]+")
 
@@ -147,7 +144,7 @@ def _write_files(
         entry |= {
             "shape": array.shape,
             "dtype": array.dtype.name,
-            "crc": _crc_of(array),
+            "crc": array_files.crc_of(array),
         }
         if array.nbytes < _SMALL_BYTES:
             packed += bytes(-len(packed) % _ALIGNMENT)
@@ -161,9 +158,9 @@ def _write_files(
     if packed:
         large[_PACKED] = np.frombuffer(packed, np.uint8)
     if large:
-        _save_arrays(hidden / _ARRAYS, large)
+        array_files.save_arrays(hidden / _ARRAYS, large)
     files = {
-        str(f.relative_to(hidden)): (f.stat().st_size, _crc_of_file(f))
+        str(f.relative_to(hidden)): (f.stat().st_size, array_files.crc_of_file(f))
         for f in sorted(hidden.rglob("*"))
         if f.is_file()
     }
@@ -176,7 +173,7 @@ def _write_files(
         "files": files,
     }
     text = json.dumps(content)
-    whole = json.dumps({"crc": _crc(text.encode()), "content": content})
+    whole = json.dumps({"crc": array_files.crc(text.encode()), "content": content})
     (hidden / _MANIFEST).write_text(whole)
     for each in (*hidden.rglob("*"), hidden):
         _sync_to_disk(each)
@@ -328,7 +325,7 @@ def read_contents(path: Path) -> Contents:
     try:
         whole = json.loads(text)
         content = whole["content"]
-        is_sound = whole["crc"] == _crc(json.dumps(content).encode())
+        is_sound = whole["crc"] == array_files.crc(json.dumps(content).encode())
         is_known = is_sound and content["format"] <= FORMAT
     except (ValueError, KeyError, TypeError, RecursionError):
         raise _damaged(path, _MANIFEST) from None
@@ -356,7 +353,9 @@ def verify(contents: Contents) -> None:
             known = (checksum, facts.st_size, facts.st_mtime_ns, facts.st_ino)
             if _verified.get(file) == known:
                 continue
-            is_sound = facts.st_size == size and _crc_of_file(file) == checksum
+            is_sound = (
+                facts.st_size == size and array_files.crc_of_file(file) == checksum
+            )
         except OSError:
             is_sound = False
         if not is_sound:
@@ -375,7 +374,9 @@ def read_arrays(contents: Contents, names: Collection[str]) -> dict[str, Any]:
     if any("at" in e and math.prod(e["shape"]) for e in entries.values()):
         stored.append(_PACKED)
     try:
-        found = dict(zip(stored, _load_arrays(contents.path / _ARRAYS, stored)))
+        found = dict(
+            zip(stored, array_files.load_arrays(contents.path / _ARRAYS, stored))
+        )
     except ValueError as error:
         raise _gone_or_damaged(contents.path, _ARRAYS) from error
     packed = found.get(_PACKED, np.empty(0, np.uint8))
@@ -383,7 +384,7 @@ def read_arrays(contents: Contents, names: Collection[str]) -> dict[str, Any]:
     for name, entry in entries.items():
         is_large = "file" in entry
         array = found[entry["file"]] if is_large else _unpacked(entry, packed)
-        if _crc_of(array) != entry["crc"]:
+        if array_files.crc_of(array) != entry["crc"]:
             raise _damaged(contents.path, f"the array {name!r}")
         arrays[name] = (
             jax.random.wrap_key_data(jnp.asarray(array), impl=entry["key"]["impl"])
@@ -449,101 +450,3 @@ def _not_there(path: Path) -> FileNotFoundError:
     names = sorted(each.parent.name for each in path.parent.glob(f"[!.]*/{_MANIFEST}"))
     nearby = f"; in {path.parent} there are {', '.join(names)}" if names else ""
     return FileNotFoundError(errno.ENOENT, f"There is no checkpoint at {path}{nearby}")
-
-
-# Checksums and Orbax --------------------------------------------------------------------
-
-
-def _crc_of_file(file: Path) -> int:
-    import google_crc32c
-
-    crc = 0
-    with open(file, "rb", buffering=0) as stream:
-        while piece := stream.read(_PIECE_BYTES):
-            crc = google_crc32c.extend(crc, piece)
-    return crc
-
-
-def _crc_of(array: np.ndarray) -> int:
-    data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-    data.flags.writeable = False  # what the library asks for
-    return _crc(data)
-
-
-def _crc(data: Any) -> int:
-    import google_crc32c
-
-    return google_crc32c.value(data)
-
-
-def _save_arrays(path: Path, tree: Any) -> None:
-    import orbax.checkpoint as ocp
-
-    chunks = jax.tree.map(lambda _: ocp.SaveArgs(chunk_byte_size=_CHUNK_BYTES), tree)
-    handler = ocp.PyTreeCheckpointHandler(use_compression=False)
-    log = logging.getLogger("absl")
-    level = log.level
-    log.setLevel(logging.CRITICAL)  # an error is raised, no need to print it as well
-    try:
-        ocp.Checkpointer(handler).save(
-            path.absolute(), args=ocp.args.PyTreeSave(tree, save_args=chunks)
-        )
-    except RuntimeError as error:
-        if "shutdown" not in str(error):
-            raise
-        _save_at_exit(path, tree)
-    finally:
-        log.setLevel(level)
-
-
-def _save_at_exit(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
-    """Writes arrays when the program is ending, so that Orbax can start no more threads.
-
-    TensorStore, which Orbax writes with, has threads of its own. What is missing are Orbax's
-    descriptions, for those who read the arrays without mirrax.
-    """
-    import tensorstore as ts
-
-    for each in path.parent.iterdir():
-        shutil.rmtree(each)  # what Orbax has begun
-    writing = []
-    for name, array in arrays.items():
-        spec = _array_spec(path, name) | {"metadata": {"compressor": None}}
-        store = ts.open(
-            spec, create=True, dtype=array.dtype, shape=array.shape
-        ).result()
-        writing.append(store.write(array))
-    for each in writing:
-        each.result()
-
-
-def _array_spec(path: Path, name: str) -> dict[str, Any]:
-    """Where TensorStore finds an array of Orbax's."""
-    base = {"driver": "file", "path": f"{path.absolute()}/"}
-    kvstore = {"driver": "ocdbt", "base": base, "path": f"{name}/"}
-    return {"driver": "zarr", "kvstore": kvstore}
-
-
-def _load_arrays(path: Path, names: Sequence[str]) -> list[np.ndarray]:
-    """Arrays that Orbax has written, by its names.
-
-    Read by TensorStore, which Orbax reads with, because that takes half the time.
-    """
-    import tensorstore as ts
-
-    # A context of its own: another one may remember files that are gone.
-    context = ts.Context({"cache_pool#ocdbt": {"total_bytes_limit": _CACHE_BYTES}})
-
-    def spec(name: str) -> dict[str, Any]:
-        found = _array_spec(path, name)
-        found |= {"recheck_cached_data": False, "recheck_cached_metadata": False}
-        found["kvstore"]["cache_pool"] = "cache_pool#ocdbt"
-        return found
-
-    opening = [ts.open(spec(n), open=True, read=True, context=context) for n in names]
-    stores = [each.result() for each in opening]
-    arrays = [np.empty(store.shape, store.dtype.numpy_dtype) for store in stores]
-    reading = [ts.array(a).write(store) for a, store in zip(arrays, stores)]
-    for each in reading:
-        each.result()
-    return arrays
