@@ -127,13 +127,19 @@ class CheckpointManager:
 
     @property
     def checkpoints(self) -> list[str]:
-        """The paths of the checkpoints that are managed, oldest first."""
+        """The paths of the checkpoints that are managed, oldest first.
+
+        Waits for a checkpoint that is being written.
+        """
         wait_for_saves()
         return [self._path(contents) for contents in self._found]
 
     @property
     def latest_checkpoint(self) -> str | None:
-        """The path of the newest checkpoint that is not damaged, or None."""
+        """The path of the newest checkpoint that is not damaged, or None.
+
+        Waits for a checkpoint that is being written.
+        """
         wait_for_saves()
         newest = newest_sound(self._found)
         return None if newest is None else self._path(newest)

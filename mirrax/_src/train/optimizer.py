@@ -68,8 +68,8 @@ class Optimizer:
         transformation: What Optax makes: `optax.adam(1e-3)`, a `chain`, with schedules.
         gradient_accumulation_steps: The number of calls whose mean gradient makes one update.
             Gradients travel between replicas only then.
-        reduce_dtype: The dtype in which gradients are summed over replicas; by default their
-            own.
+        reduce_dtype: The dtype in which gradients are summed over replicas; by default that of
+            the variables, in functional style that of the gradients.
         options: How the gradients travel.
         name: Shown in messages.
     """

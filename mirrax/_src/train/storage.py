@@ -198,6 +198,8 @@ def _take_place(hidden: Path, path: Path) -> None:
 
 def remove(path: Path) -> None:
     """Deletes a checkpoint; what is left if that is interrupted is no checkpoint."""
+    for file in [file for file in _verified if path in file.parents]:
+        del _verified[file]
     hidden = _hidden(path, "tmp")
     with contextlib.suppress(FileNotFoundError):
         path.rename(hidden)
