@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -116,20 +117,19 @@ def test_two_replicas_with_uneven_batches(engine):
     assert_as_on_one_device("momentum", 2, (BATCH, LAST), 4, engine)
 
 
-some_on_each_number = pytest.mark.parametrize(
-    "name, n",
-    [("adam", 1), ("momentum", 2), ("sgd", 4), ("adam", 8)],
+each_on_each_number = pytest.mark.parametrize(
+    "name, n", list(itertools.product(["sgd", "momentum", "adam"], [1, 2, 4, 8]))
 )
 
 
 @pytest.mark.slow
-@some_on_each_number
+@each_on_each_number
 def test_any_number_of_replicas(name, n):
     assert_as_on_one_device(name, n, (BATCH,), 50)
 
 
 @pytest.mark.slow
-@some_on_each_number
+@each_on_each_number
 def test_a_partial_batch_at_the_end_of_every_epoch(name, n):
     assert_as_on_one_device(name, n, (BATCH, BATCH, BATCH, BATCH, LAST), 50)
 
@@ -150,8 +150,9 @@ def test_the_same_run_twice_is_the_same_to_the_last_bit(engine):
 
 
 @pytest.mark.slow
-def test_a_long_run_twice_is_the_same_to_the_last_bit():
-    runs = [train("adam", 8, (BATCH,), 50) for _ in range(2)]
+@pytest.mark.parametrize("sizes", [(BATCH,), (BATCH, LAST)], ids=["even", "uneven"])
+def test_a_long_run_twice_is_the_same_to_the_last_bit(sizes):
+    runs = [train("adam", 8, sizes, 50) for _ in range(2)]
     assert runs[0][0] == runs[1][0]
     for key, value in runs[0][1].items():
         assert value.tobytes() == runs[1][1][key].tobytes()
