@@ -86,7 +86,7 @@ def test_killed_twenty_times_it_ends_with_the_same_weights(tmp_path: Path) -> No
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     whole.mkdir()
     killed.mkdir()
-    options = ("--epochs", "60", "--save-every", "2")
+    options = ("--epochs", "40", "--save-every", "3")
     run(whole, *options, seconds=200)
     rng = random.Random(0)
     in_saves = 0
