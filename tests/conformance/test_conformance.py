@@ -29,9 +29,16 @@ ROWS = """
 # TensorFlow has no 1.3 (when JAX's backend starts) and no 2.5 (JAX's collectives).
 
 
+# Many, each with a program to compile or files to write.
+SLOW = ("checkpoints", "losses", "metrics", "optimizers")
+
+
 @pytest.mark.parametrize(
     ("scenario", "engine"),
-    ASKED,
+    [
+        pytest.param(*each, marks=pytest.mark.slow if each[0].file in SLOW else ())
+        for each in ASKED
+    ],
     ids=[f"{each.file}-{each.name}-{engine}" for each, engine in ASKED],
 )
 def test_answers_like_tensorflow(scenario, engine):

@@ -33,6 +33,8 @@ from .training import (
     sum_of,
 )
 
+pytestmark = pytest.mark.slow
+
 
 def momentum():
     return optax.sgd(0.125, momentum=0.5)

@@ -18,6 +18,8 @@ import mirrax as mx
 from mirrax.errors import DataLossError
 from mirrax.train import Checkpoint, CheckpointManager, latest_checkpoint
 
+pytestmark = pytest.mark.slow
+
 MANIFEST = "mirrax.json"
 
 

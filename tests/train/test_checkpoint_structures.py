@@ -21,6 +21,8 @@ from property.examples import examples
 import mirrax as mx
 from mirrax.train import Checkpoint, load_checkpoint
 
+pytestmark = pytest.mark.slow
+
 
 class Point(NamedTuple):
     x: Any

@@ -12,6 +12,8 @@ from helpers.engines import both_engines, compile_if, mirrored, parts, per_repli
 import mirrax as mx
 from mirrax.train import Checkpoint, Optimizer, load_checkpoint
 
+pytestmark = pytest.mark.slow
+
 ADAM = optax.adam(optax.exponential_decay(0.1, 2, 0.7))
 
 

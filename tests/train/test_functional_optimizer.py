@@ -23,6 +23,8 @@ from .training import (
     sum_of,
 )
 
+pytestmark = pytest.mark.slow
+
 
 def clipped():
     return optax.chain(optax.clip_by_global_norm(1.0), momentum())

@@ -16,6 +16,8 @@ import mirrax as mx
 
 from .training import STRATEGIES, slow_if_eager, slow_unless_compiled
 
+pytestmark = pytest.mark.slow
+
 numbers = st.integers(-16, 16).map(lambda k: k / 4)
 batches = st.lists(st.lists(numbers, max_size=3), min_size=1, max_size=4)
 

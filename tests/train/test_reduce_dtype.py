@@ -20,6 +20,8 @@ from mirrax._src.engines.signature import sort_arguments
 
 from .training import STRATEGIES, assert_in_step, make_variables, slow_if_eager, step_of
 
+pytestmark = pytest.mark.slow
+
 
 def types_that_travel(strategy, function, *args):
     """The types of the all-reduces in what XLA is asked to compile.
