@@ -17,6 +17,8 @@ from mirrax.train import latest_checkpoint, load_checkpoint
 SETUP = """
 import asyncio, atexit, threading, time
 
+pytestmark = pytest.mark.slow
+
 def make(size=3):
     # Devices start here, in the process that was forked.
     mx.config.set_logical_device_configuration(cpu=2)

@@ -24,6 +24,8 @@ import mirrax as mx
 
 from .training import STRATEGIES
 
+pytestmark = pytest.mark.slow
+
 numbers = st.integers(-16, 16).map(lambda k: k / 4)
 weights = st.integers(0, 4).map(lambda k: k / 2)
 

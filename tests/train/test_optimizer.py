@@ -34,6 +34,8 @@ from .training import (
     sum_of,
 )
 
+pytestmark = pytest.mark.slow
+
 AGGREGATIONS = list(mx.VariableAggregation)
 
 TRANSFORMATIONS = {

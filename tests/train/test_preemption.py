@@ -404,6 +404,8 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path):
 SETUP = """
 import time
 
+pytestmark = pytest.mark.slow
+
 def train(directory, steps, pause=0.005, save_every=None, **config):
     mx.config.set_logical_device_configuration(cpu=2)
     strategy = mx.MirroredStrategy(["CPU:0", "CPU:1"])
