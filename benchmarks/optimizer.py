@@ -14,20 +14,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from common import (
-    Devices,
-    Ratio,
-    Report,
-    Step,
-    better,
-    find_devices,
-    interleaved,
-    parser,
-)
+from common import Devices, Report, Step, find_devices, parser
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from models import MODELS, Model
-from steps import ACCELERATOR_BATCH_FACTOR, TARGETS, check_same_losses
+from steps import ACCELERATOR_BATCH_FACTOR, HEADER, measure
 from training import AXIS, Reduce, distribute, mean_loss, one_by_one, packed
 
 import mirrax as mx
@@ -142,22 +133,9 @@ def compare(model: Model, devices: Devices, report: Report) -> None:
     """Measures all ways of training `model`."""
     # One replica has nothing to pack.
     limits = LIMITS if len(devices) > 1 else {"psum each": LIMITS["psum each"]}
-    makers = {**limits, **MIRRAX}
-    variants = {name: make(model, devices) for name, make in makers.items()}
-    check_same_losses(variants)
-    rounds, seconds = (8, 0.1) if report.options.quick else (40, 0.2)
-    figures = interleaved(variants, rounds, seconds)
-    limit = better(figures, list(limits))
-    rows: list[list[object]] = []
-    for name, values in figures.items():
-        ratio = Ratio.of(values, figures[limit])
-        shown = "limit" if name == limit else str(ratio)
-        rows.append([name, float(np.median(values)), shown])
-        if name in MIRRAX:
-            target = TARGETS.get(devices[0].platform, 1.01)
-            report.check(f"{model.name}, {name} / limit", ratio.median, target)
+    rows, _ = measure(model, devices, report, limits, MIRRAX)
     title = f"{model.name}, Adam, batch {model.batch_size}, {len(devices)} replicas"
-    report.table(title, ("step", "ms", "against the limit"), rows)
+    report.table(title, HEADER, rows)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ takes them less time than it takes JAX to start it (`--batch-factor 1` shows tha
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,12 +28,13 @@ from common import (
     run_python,
 )
 from models import MODELS, Model
-from training import MIRRAX, limits
+from training import MIRRAX, MakeStep, limits
 
 RIVALS = Path(__file__).parent / "rivals"
 # DESIGN.md, "Numbers to reach".
 TARGETS = {"cpu": 1.03, "gpu": 1.01}
 ACCELERATOR_BATCH_FACTOR = 256
+HEADER = ("step", "ms", "against the limit")
 SPEED_UPS = {"tensorflow": 2.5, "torch": 1.0}
 
 
@@ -56,25 +58,35 @@ def main() -> None:
 
 def compare(model: Model, devices: Devices, report: Report) -> None:
     """Measures all ways of training `model`."""
-    options = report.options
-    makers = {**limits(devices), **MIRRAX}
-    variants = {name: make(model, devices) for name, make in makers.items()}
+    rows, figures = measure(model, devices, report, limits(devices), MIRRAX)
+    ours = min(float(np.median(figures[name])) for name in MIRRAX)
+    rows += compare_with_rivals(model, len(devices), ours, report, report.options)
+    title = f"{model.name}, batch {model.batch_size}, {len(devices)} replicas"
+    report.table(title, HEADER, rows)
+
+
+def measure(
+    model: Model,
+    devices: Devices,
+    report: Report,
+    limits: Mapping[str, MakeStep],
+    ours: Mapping[str, MakeStep],
+) -> tuple[list[list[object]], dict[str, np.ndarray]]:
+    """Times steps beside the hand-written `limits`: rows for a table, and all figures."""
+    variants = {n: make(model, devices) for n, make in {**limits, **ours}.items()}
     check_same_losses(variants)
-    rounds, seconds = (3, 0.02) if options.quick else (40, 0.2)
+    rounds, seconds = (3, 0.02) if report.options.quick else (40, 0.2)
     figures = interleaved(variants, rounds, seconds)
-    limit = better(figures, list(limits(devices)))
+    limit = better(figures, list(limits))
     rows: list[list[object]] = []
     for name, values in figures.items():
         ratio = Ratio.of(values, figures[limit])
         shown = "limit" if name == limit else str(ratio)
         rows.append([name, float(np.median(values)), shown])
-        if name in MIRRAX:
+        if name in ours:
             target = TARGETS.get(devices[0].platform, 1.01)
             report.check(f"{model.name}, {name} / limit", ratio.median, target)
-    ours = min(float(np.median(figures[name])) for name in MIRRAX)
-    rows += compare_with_rivals(model, len(devices), ours, report, options)
-    title = f"{model.name}, batch {model.batch_size}, {len(devices)} replicas"
-    report.table(title, ("step", "ms", "against the limit"), rows)
+    return rows, figures
 
 
 def check_same_losses(variants: dict[str, Step], steps: int = 4) -> None:

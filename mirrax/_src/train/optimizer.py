@@ -17,14 +17,21 @@ from mirrax._src.base import context
 from mirrax._src.base.errors import warn_user
 from mirrax._src.base.jax_compat import Tracer
 from mirrax._src.base.reduce_op import VariableAggregation, VariableSynchronization
-from mirrax._src.base.values import PyTree, ReplicaValues, is_leaf
+from mirrax._src.base.values import PyTree, is_leaf
 from mirrax._src.collectives.options import CommunicationOptions
-from mirrax._src.collectives.sparse import IndexedSlices
 from mirrax._src.engines.function import function
 from mirrax._src.engines.replica_context import SpmdReplicaContext
 from mirrax._src.state.variable import Variable, VariableSpec
 from mirrax._src.strategies.default import get_strategy
 from mirrax._src.train.own_copies import OwnCopies
+from mirrax._src.train.pairs import (
+    as_dense,
+    check_variables,
+    is_distributed,
+    is_variable,
+    show_names,
+    split_pairs,
+)
 
 # How Keras says that gradients are summed already.
 _AGGREGATES = ("skip_gradients_aggregation", "experimental_aggregate_gradients")
@@ -240,7 +247,7 @@ class Optimizer:
     @property
     def variables(self) -> list[Variable]:
         """The number of iterations and all variables of the state."""
-        slots = jax.tree.leaves(self._state, is_leaf=_is_variable)
+        slots = jax.tree.leaves(self._state, is_leaf=is_variable)
         return [self.iterations, *slots]
 
     def saved_parts(self) -> dict[str, Any]:
@@ -251,7 +258,7 @@ class Optimizer:
             is_own = variable.synchronization is VariableSynchronization.ON_READ
             return OwnCopies(variable) if is_own else variable
 
-        state = jax.tree.map(whole, self._state, is_leaf=_is_variable)
+        state = jax.tree.map(whole, self._state, is_leaf=is_variable)
         # Not built yet, but restored: what waits to be built is saved again.
         state = self._saved if state is None else state
         return {"iterations": self.iterations, "state": state}
@@ -263,15 +270,10 @@ class Optimizer:
         so that other names, or another order, do not mix up slots after a restart.
         """
         paths, _ = jax.tree_util.tree_flatten_with_path(
-            self._state, is_leaf=_is_variable
+            self._state, is_leaf=is_variable
         )
-        names = self._names_in(places, self._variables)
+        names = _names_in(places, self._variables)
         return {_key(path): _key(path, names) for path, _ in paths}
-
-    def _names_in(
-        self, places: Mapping[int, str], variables: Mapping[_Name, Variable]
-    ) -> dict[str, str]:
-        return {name: places.get(v.number, name) for name, v in variables.items()}
 
     def restore_later(
         self, saved: Mapping[str, Any], places: Mapping[int, str]
@@ -282,7 +284,7 @@ class Optimizer:
     def build(self, variables: Sequence[Variable]) -> None:
         """Makes the state for `variables`; else the first `apply_gradients` does."""
         variables = list(variables)
-        _check_variables(variables)
+        check_variables(variables)
         if self._variables:
             self._check_known(variables)
             return
@@ -292,7 +294,7 @@ class Optimizer:
             initial = self.init(
                 {k: v.concrete(is_local=True) for k, v in named.items()}
             )
-        names = self._names_in(self._places, named)
+        names = _names_in(self._places, named)
         self._state = jax.tree_util.tree_map_with_path(
             functools.partial(self._make_slot, strategy, names), initial
         )
@@ -346,8 +348,8 @@ class Optimizer:
             warn_user(
                 f"The state of {self.name!r} was restored in part: there are other variables, "
                 "or the transformation is another one.\nHere, but not in the "
-                f"checkpoint (begun anew): {_names(sorted(missing))}.\nIn the checkpoint, "
-                f"but not here: {_names(sorted(unused))}."
+                f"checkpoint (begun anew): {show_names(sorted(missing))}.\nIn the checkpoint, "
+                f"but not here: {show_names(sorted(unused))}."
             )
         self._saved = {}
 
@@ -383,7 +385,7 @@ class Optimizer:
             `iterations`.
         """
         self._check_extra(extra_args)
-        gradients, variables = _split_pairs(grads_and_vars)
+        gradients, variables = split_pairs(grads_and_vars)
         here = context.current()
         owner = variables[0].strategy or here.strategy
         if here.replica is None or (
@@ -423,7 +425,7 @@ class Optimizer:
         """In an eager replica: all meet, and one compiled step does the rest."""
         # By name, since replicas may come with another order.
         known = {f"{v.name} ({v.number})": v for v in variables}
-        own = {k: _as_dense(g, v) for (k, v), g in zip(known.items(), gradients)}
+        own = {k: as_dense(g, v) for (k, v), g in zip(known.items(), gradients)}
 
         def merge(strategy: Any, *given: Any) -> Variable:
             together, extra = here.replica.rejoined(given)
@@ -443,10 +445,10 @@ class Optimizer:
     ) -> None:
         """In cross-replica context: every replica updates its copies."""
         given = self._prepare(gradients, variables)
-        plain = [k for k, g in given.items() if not _is_distributed(g)]
+        plain = [k for k, g in given.items() if not is_distributed(g)]
         if aggregate and 0 < len(plain) < len(given):
             raise ValueError(
-                f"Some gradients are distributed and those of {_names(plain)} are plain "
+                f"Some gradients are distributed and those of {show_names(plain)} are plain "
                 "arrays: whether to sum them cannot be told. Sum all of them first and pass "
                 "`aggregate=False`."
             )
@@ -474,8 +476,8 @@ class Optimizer:
         strange = [v.name for v in variables if v.number not in known]
         if strange:
             raise ValueError(
-                f"{self.name!r} does not know {_names(strange)}: its state was made for "
-                f"{_names(list(self._variables))}. Name all variables at once, with "
+                f"{self.name!r} does not know {show_names(strange)}: its state was made for "
+                f"{show_names(list(self._variables))}. Name all variables at once, with "
                 "`build`, or use another optimizer for the others."
             )
 
@@ -486,11 +488,11 @@ class Optimizer:
         import optax
 
         read = functools.partial(
-            jax.tree.map, lambda v: v.read_value(), is_leaf=_is_variable
+            jax.tree.map, lambda v: v.read_value(), is_leaf=is_variable
         )
         params, state = read(self._variables), read(self._state)
         dense = {
-            k: _as_dense(gradients[k], v)
+            k: as_dense(gradients[k], v)
             if k in gradients
             else jnp.zeros_like(params[k])
             for k, v in self._variables.items()
@@ -500,7 +502,7 @@ class Optimizer:
         )
         new = optax.apply_updates(params, updates), new_state
         written, _ = jax.tree_util.tree_flatten_with_path(
-            (self._variables, self._state), is_leaf=_is_variable
+            (self._variables, self._state), is_leaf=is_variable
         )
         for (path, variable), value in zip(written, jax.tree.leaves(new)):
             owner = [k.key for k in path if isinstance(getattr(k, "key", None), _Name)]
@@ -508,77 +510,6 @@ class Optimizer:
                 variable.store_agreed(variable.convert(value))
         done = new_state.micro_step == 0 if self._steps > 1 else 1
         self.iterations.store_agreed(self.iterations.read_value() + done)
-
-
-def _split_pairs(grads_and_vars: Any) -> tuple[list[Any], list[Variable]]:
-    try:
-        pairs = [(gradient, variable) for gradient, variable in grads_and_vars]
-    except (TypeError, ValueError):
-        raise TypeError(
-            "`apply_gradients` takes pairs of a gradient and its variable, "
-            f"`zip(gradients, variables)`, got {_show(grads_and_vars)}."
-        ) from None
-    _check_variables([variable for _, variable in pairs])
-    absent = [v.name for gradient, v in pairs if gradient is None]
-    if absent:
-        raise ValueError(
-            f"There is no gradient (None) for {_names(absent)}. The loss does not depend on "
-            "it, or it was not computed: leave the pair out, and nothing of the variable "
-            "changes, or pass zeros. Nothing has been updated."
-        )
-    return [gradient for gradient, _ in pairs], [variable for _, variable in pairs]
-
-
-def _check_variables(variables: Sequence[Any]) -> None:
-    if not variables:
-        raise ValueError("There are no variables to train: the list of pairs is empty.")
-    strategy = get_strategy()
-    seen = set()
-    for variable in variables:
-        if not _is_variable(variable):
-            raise TypeError(
-                f"An optimizer trains mx.Variable objects, got {_show(variable)}. "
-                "`jax.tree.leaves` of variables gives their arrays: add `is_leaf=lambda v: "
-                "isinstance(v, mx.Variable)`. For a pytree of arrays use `init` and `update`."
-            )
-        if not jnp.issubdtype(variable.dtype, jnp.inexact):
-            raise TypeError(
-                f"Variable {variable.name!r} has dtype {variable.dtype}; an optimizer trains "
-                "floating-point variables."
-            )
-        if variable.strategy is not variables[0].strategy or (
-            variable.strategy is not strategy and strategy.num_replicas_in_sync > 1
-        ):
-            raise ValueError(
-                f"Variable {variable.name!r} was made outside the scope of {strategy!r}, or "
-                "in another scope than the others. Make all variables and the optimizer "
-                "inside `with strategy.scope():`."
-            )
-        if variable.number in seen:
-            raise ValueError(f"Variable {variable.name!r} is given twice.")
-        seen.add(variable.number)
-
-
-def _as_dense(gradient: Any, variable: Variable) -> jax.Array:
-    """A gradient as an array of its variable's shape."""
-    is_sparse = isinstance(gradient, IndexedSlices)
-    try:
-        array = jnp.asarray(gradient.values if is_sparse else gradient)
-    except (TypeError, ValueError):
-        raise TypeError(
-            f"The gradient of variable {variable.name!r} must be one array, got "
-            f"{_show(gradient)}. Nothing has been updated."
-        ) from None
-    skip = 1 if is_sparse else 0  # the number of rows is free
-    if len(array.shape) < skip or array.shape[skip:] != variable.shape[skip:]:
-        raise ValueError(
-            f"The gradient of variable {variable.name!r} has shape {array.shape}, the "
-            f"variable has {variable.shape}. Nothing has been updated."
-        )
-    # Optax transforms whole arrays, so that nothing would be gained by reducing rows.
-    if is_sparse:
-        array = IndexedSlices(array, gradient.indices, variable.shape).to_dense()
-    return variable.convert(array)
 
 
 def _agreed(extra_args: dict[str, Any]) -> dict[str, Any]:
@@ -608,6 +539,13 @@ def _named(variables: Sequence[Variable]) -> dict[_Name, Variable]:
     return named
 
 
+def _names_in(
+    places: Mapping[int, str], variables: Mapping[_Name, Variable]
+) -> dict[str, str]:
+    """What variables are called in a checkpoint: their place there, or their own name."""
+    return {name: places.get(v.number, name) for name, v in variables.items()}
+
+
 def _key(path: Any, names: Mapping[str, str] | None = None) -> str:
     """A place in a state as a name; `names` says what variables are called there."""
     renamed = tuple(
@@ -619,25 +557,8 @@ def _key(path: Any, names: Mapping[str, str] | None = None) -> str:
     return jax.tree_util.keystr(renamed, simple=True, separator="/")
 
 
-def _is_distributed(gradient: Any) -> bool:
-    rows = gradient.values if isinstance(gradient, IndexedSlices) else gradient
-    return isinstance(rows, ReplicaValues)
-
-
 def _is_floating(dtype: Any) -> bool:
     try:
         return bool(jnp.issubdtype(jnp.dtype(dtype), jnp.floating))
     except TypeError:
         return False
-
-
-def _is_variable(value: Any) -> bool:
-    return isinstance(value, Variable)
-
-
-def _names(names: Sequence[str]) -> str:
-    return ", ".join(map(repr, names)) or "none"
-
-
-def _show(value: Any) -> str:
-    return f"{type(value).__name__}: {value!r}"[:200]
