@@ -14,10 +14,10 @@ from helpers.forking import Zygote
 from mirrax.errors import DataLossError
 from mirrax.train import latest_checkpoint, load_checkpoint
 
+pytestmark = pytest.mark.slow
+
 SETUP = """
 import asyncio, atexit, threading, time
-
-pytestmark = pytest.mark.slow
 
 def make(size=3):
     # Devices start here, in the process that was forked.

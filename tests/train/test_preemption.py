@@ -24,6 +24,8 @@ from mirrax.train import (
     load_checkpoint,
 )
 
+pytestmark = pytest.mark.slow
+
 
 class Training:
     """A variable that counts steps; a signal may come inside of one."""
@@ -403,8 +405,6 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path):
 
 SETUP = """
 import time
-
-pytestmark = pytest.mark.slow
 
 def train(directory, steps, pause=0.005, save_every=None, **config):
     mx.config.set_logical_device_configuration(cpu=2)
