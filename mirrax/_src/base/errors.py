@@ -57,3 +57,17 @@ class DataLossError(Exception):
     """A file is damaged: cut off, or changed after it was written."""
 
     __module__ = "mirrax.errors"
+
+
+class UnavailableError(Exception):
+    """Another worker is gone, or does not answer, or does something else.
+
+    Attributes:
+        workers: The numbers of the workers that this is about.
+    """
+
+    __module__ = "mirrax.errors"
+
+    def __init__(self, message: str, workers: tuple[int, ...] = ()) -> None:
+        super().__init__(message)
+        self.workers = workers

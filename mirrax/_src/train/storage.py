@@ -40,6 +40,7 @@ _KEPT = "kept"
 _SMALL_BYTES = 256 * 1024
 _ALIGNMENT = 64
 _ABANDONED_SECONDS = 3600
+_REMOVALS, _BETWEEN_REMOVALS_SECONDS = 40, 0.05
 _HIDDEN = re.compile(r"\.(?P<name>.+)\.(tmp|old)-(?P<host>.*)-(?P<pid>\d+)-[0-9a-f]+")
 
 # The hidden directories of this process.
@@ -119,7 +120,12 @@ def write(
 
 def abandon(hidden: Path) -> None:
     """Removes what is left of a checkpoint that was begun."""
-    shutil.rmtree(hidden, ignore_errors=True)
+    # When one array fails TensorStore may still be writing others, into what is removed.
+    for _ in range(_REMOVALS):
+        shutil.rmtree(hidden, ignore_errors=True)
+        if not hidden.exists():
+            break
+        time.sleep(_BETWEEN_REMOVALS_SECONDS)
     _in_work.discard(hidden.name)
 
 
