@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+import threading
 import types
 import warnings
 from pathlib import Path
 
 _PACKAGE = str(Path(__file__).parents[2])
+_STDLIB = str(Path(threading.__file__).parent)
 _warned: set[str] = set()
 
 
@@ -31,20 +33,40 @@ def warn_renamed(old: str, new: str) -> None:
 
 def users_line() -> str:
     """The innermost line outside mirrax and JAX: `train.py:31`."""
-    frame: types.FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_back is not None:
-        name = frame.f_code.co_filename
-        is_library = name.startswith(_PACKAGE) or "/jax/" in name or "<string>" in name
-        if not is_library:
-            break
+    return _users_line(sys._getframe(1))
+
+
+def line_of_thread(thread: threading.Thread) -> str:
+    """The same of another thread."""
+    frame = sys._current_frames().get(thread.ident or 0)
+    return _users_line(frame) if frame is not None else "its end"
+
+
+def _users_line(frame: types.FrameType) -> str:
+    while frame.f_back is not None and _is_library(frame.f_code.co_filename):
         frame = frame.f_back
-    assert frame is not None
     return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+
+
+def _is_library(file: str) -> bool:
+    is_pythons_own = file.startswith(_STDLIB) and "site-packages" not in file
+    return (
+        file.startswith((_PACKAGE, "<string>", "<frozen"))
+        or "/jax/" in file
+        or is_pythons_own
+    )
 
 
 def sentence(text: str) -> str:
     """`text` with a capital first letter."""
     return text[:1].upper() + text[1:]
+
+
+class RunEagerly(BaseException):
+    """What is being traced has to run as plain Python instead; never reaches users.
+
+    A BaseException, so that an `except Exception` of the traced code lets it pass.
+    """
 
 
 class OutOfRangeError(Exception):

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import dataclasses
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ import numpy as np
 from jax._src import array as _array
 from jax._src import config as _config
 from jax._src import core as _core
+from jax._src import distributed as _distributed
 from jax._src import xla_bridge as _xla_bridge
 from jax._src.interpreters import pxla as _pxla
 from jax.extend import core as _extend_core
@@ -156,3 +158,35 @@ def make_jaxpr(
     them a `lax.scan` that starts from `jnp.zeros` fails in a replica function.
     """
     return jax.make_jaxpr(fn, axis_env=[axis] if axis else None)(*args)
+
+
+def connect_workers(address: str, worker: int, count: int, timeout: int) -> None:
+    """Joins JAX's distributed runtime, whose coordination service is at `address`.
+
+    As `jax.distributed.initialize`, without its service (which ends with its process, and
+    takes all others along), its heartbeats (which abort the process), its handler of
+    SIGTERM, and its way to end, which waits for workers that are gone.
+    """
+    state = _distributed.global_state
+    client = _distributed._jax.get_distributed_runtime_client(
+        address,
+        worker,
+        init_timeout=timeout,
+        heartbeat_timeout=_NEVER_SECONDS,
+        shutdown_on_destruction=False,
+        use_compression=True,
+    )
+    client.connect()
+    state.process_id, state.num_processes = worker, count
+    state.coordinator_address = address
+    state.client = client
+    # Never taken apart: at the end of the process its threads would abort it.
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(client))
+
+
+_NEVER_SECONDS = 7 * 24 * 3600
+
+
+def distributed_client() -> Any:
+    """JAX's client of its coordination service; None if there is one process."""
+    return _distributed.global_state.client

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -21,10 +21,12 @@ AXIS_NAME = "replica"
 class ReplicaMesh:
     """The devices of a strategy in order: replica i runs on `devices[i]`.
 
-    `devices` are all workers'; `local_ids` are the replicas that this process runs.
+    `devices` are all workers'; `local_ids` are the replicas that this process runs. With
+    several workers `cluster` is how they agree on what no program can tell them.
     """
 
     devices: tuple[Device, ...]
+    cluster: Any = field(default=None, compare=False, repr=False)
 
     @property
     def size(self) -> int:
@@ -59,6 +61,11 @@ class ReplicaMesh:
         )
 
     @functools.cached_property
+    def is_shared(self) -> bool:
+        """Whether other workers have replicas, too."""
+        return len(self.local_ids) < self.size
+
+    @functools.cached_property
     def local_devices(self) -> tuple[Device, ...]:
         return tuple(self.devices[i] for i in self.local_ids)
 
@@ -66,6 +73,10 @@ class ReplicaMesh:
         """`value` with a copy on every device."""
         if isinstance(value, jax.Array) and value.sharding == self.mirrored:
             return value
+        if self.is_shared:
+            # JAX would compare the value on all workers each time.
+            copies = [jax.device_put(value, device) for device in self.local_devices]
+            return self.join(copies, mirrored=True)
         return jax.device_put(value, self.mirrored)
 
     def local_view(self, value: Any, local_index: int) -> Any:
@@ -93,5 +104,19 @@ class ReplicaMesh:
         return jax.make_array_from_single_device_arrays(shape, sharding, list(parts))
 
     def describe(self, replica_id: int) -> str:
-        """A replica for messages: `replica 1 (CPU:1)`."""
-        return f"replica {replica_id} ({device_name(self.devices[replica_id])})"
+        """A replica for messages: `replica 1 (CPU:1)`, `replica 1 (CPU:0 of worker 1)`."""
+        device = self.devices[replica_id]
+        worker = f" of worker {device.process_index}" if self.is_shared else ""
+        return f"replica {replica_id} ({device_name(device)}{worker})"
+
+    def equal_shapes(self, part: Any) -> tuple[Any, ...] | None:
+        """Every replica's shape and dtype where they are known to be those of `part`."""
+        return ((part.shape, part.dtype.name),) * self.size if self.is_shared else None
+
+    def agreed_shapes(self, parts: Sequence[Any]) -> tuple[Any, ...]:
+        """The shape and dtype of every replica's part, from this worker's own ones."""
+        own = [(p.shape, p.dtype.name) for p in parts]
+        if not self.is_shared:
+            return tuple(own)
+        found = self.cluster.agree("the shapes of a per-replica value", own)
+        return tuple((tuple(shape), dtype) for each in found for shape, dtype in each)

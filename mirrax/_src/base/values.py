@@ -18,6 +18,7 @@ import numpy as np
 
 from mirrax._src.base import context
 from mirrax._src.base.arraylike import ArrayLike
+from mirrax._src.base.errors import RunEagerly
 from mirrax._src.base.jax_compat import Device, Tracer, uncommitted
 from mirrax._src.base.mesh import AXIS_NAME, ReplicaMesh
 
@@ -56,6 +57,10 @@ class Stacked:
     def parts(self) -> tuple[jax.Array, ...]:
         ids = self.mesh.local_ids
         if isinstance(self.array, Tracer):
+            if self.mesh.is_shared:
+                raise RunEagerly(
+                    "one worker's part of a value, in code for all workers"
+                )
             rows = self.array.reshape(self.mesh.size, *self.local_shape)
             return tuple(rows[i] for i in ids)
         parts = tuple(shard.data for shard in self.array.addressable_shards)
@@ -118,13 +123,20 @@ class DistributedValues(abc.ABC):
 
 
 class ReplicaValues:
-    """What `PerReplica` and `Mirrored` share."""
+    """What `PerReplica` and `Mirrored` share.
 
-    __slots__ = ("_values", "piece")
+    Attributes:
+        piece: All parts in one, if they are.
+        shapes: The shape and dtype of all workers' parts, where they are known and unequal
+            or not in one piece.
+    """
 
-    def __init__(self, values: Iterable[Any]) -> None:
+    __slots__ = ("_values", "piece", "shapes")
+
+    def __init__(self, values: Iterable[Any], shapes: Any = None) -> None:
         self._values: tuple[Any, ...] | None = tuple(values)
         self.piece: Any = None
+        self.shapes: tuple[Any, ...] | None = shapes
 
     @property
     def values(self) -> tuple[Any, ...]:
@@ -164,7 +176,7 @@ class PerReplica(ReplicaValues):
     def of(cls, piece: Piece) -> PerReplica:
         """The value whose parts `piece` holds."""
         self = cls.__new__(cls)
-        self._values, self.piece = None, piece
+        self._values, self.piece, self.shapes = None, piece, None
         return self
 
 
@@ -178,7 +190,7 @@ class Mirrored(ReplicaValues, ArrayLike):
     def of(cls, array: jax.Array) -> Mirrored:
         """The value whose copies are those of a replicated global array."""
         self = cls.__new__(cls)
-        self._values, self.piece = None, array
+        self._values, self.piece, self.shapes = None, array, None
         return self
 
     @property
@@ -287,7 +299,12 @@ def _stack_concrete(
 ) -> Stacked:
     arrays = [to_device(p, device) for p, device in zip(parts, mesh.local_devices)]
     first = arrays[0]
-    if any(a.shape != first.shape or a.dtype != first.dtype for a in arrays):
+    shapes = [(a.shape, a.dtype) for a in arrays]
+    if isinstance(value, PerReplica) and mesh.is_shared:
+        if value.shapes is None:
+            value.shapes = mesh.agreed_shapes(arrays)
+        shapes = value.shapes
+    if any(shape != shapes[0] for shape in shapes):
         raise UnevenError
     is_scalar = first.ndim == 0
     if is_scalar and mesh.size > 1:
@@ -298,6 +315,8 @@ def _stack_concrete(
 
 
 def _stack_traced(parts: Sequence[Any], mesh: ReplicaMesh) -> Stacked:
+    if mesh.is_shared:
+        raise RunEagerly("parts of one worker, in code for all workers")
     arrays = [jnp.asarray(part) for part in parts]
     if any(a.shape != arrays[0].shape or a.dtype != arrays[0].dtype for a in arrays):
         raise UnevenError
@@ -337,12 +356,14 @@ def regroup(
     results: Sequence[PyTree],
     describe: Callable[[int], str],
     merge_leaves: Callable[[tuple[Any, ...]], Any],
-    share: bool = True,
+    share: Callable[[Any], bool] | bool = True,
 ) -> PyTree:
     """Replicas' results of one structure as one result whose leaves are distributed.
 
-    An object that all replicas share comes back as itself, unless `share` is False.
+    An object that all replicas share comes back as itself, if `share` (or what it says of
+    the object) is true.
     """
+    may_share = share if callable(share) else lambda _: share
     flat = [jax.tree.flatten(r, is_leaf=is_leaf) for r in results]
     leaves, tree = flat[0]
     for i, (_, other) in enumerate(flat):
@@ -354,7 +375,9 @@ def regroup(
                 "depends on the replica id."
             )
     merged = [
-        parts[0] if share and all(p is parts[0] for p in parts) else merge_leaves(parts)
+        parts[0]
+        if all(p is parts[0] for p in parts) and may_share(parts[0])
+        else merge_leaves(parts)
         for parts in zip(*(f[0] for f in flat))
     ]
     return jax.tree.unflatten(tree, merged)

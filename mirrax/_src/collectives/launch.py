@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 from jax.sharding import PartitionSpec
 
+from mirrax._src.base import launches
 from mirrax._src.base.logical import after_launch, launching
 from mirrax._src.base.mesh import ReplicaMesh
 from mirrax._src.base.values import Stacked
@@ -24,10 +26,31 @@ def launch(
     `program` must be hashable by value: equal ones share one compilation.
     """
     scalars = tuple(piece.is_scalar and mesh.size > 1 for piece in pieces)
+    arrays = [piece.array for piece in pieces]
+    label = describe_program(program, arrays) if mesh.is_shared else ""
     with launching:
-        results = _compiled(program, mesh, scalars)([piece.array for piece in pieces])
+        compiled = _compiled(program, mesh, scalars)
+        if label:
+            _compare_once(mesh, label)
+            launches.last.begin(label)
+        results = compiled(arrays)
     after_launch(results)
+    if label:
+        launches.last.end(results)
     return results
+
+
+def describe_program(program: Any, arrays: Sequence[Any]) -> str:
+    """A program for messages and comparisons: what it is, and of which arrays."""
+    name = getattr(program, "__name__", None) or type(program).__name__
+    name = program if isinstance(program, str) else name
+    kinds = ", ".join(f"{a.dtype.name}{list(a.shape)}" for a in arrays)
+    return f"{name}({kinds})"
+
+
+@functools.lru_cache(maxsize=4096)
+def _compare_once(mesh: ReplicaMesh, label: str) -> None:
+    mesh.cluster.compare(label)
 
 
 @functools.lru_cache(maxsize=4096)

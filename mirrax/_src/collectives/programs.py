@@ -20,8 +20,10 @@ from mirrax._src.base.mesh import AXIS_NAME, ReplicaMesh
 from mirrax._src.base.reduce_op import ReduceOp
 from mirrax._src.base.values import (
     InProgram,
+    PerReplica,
     ReplicaValues,
     UnevenError,
+    copies_of,
     on_device,
     stack,
 )
@@ -53,6 +55,23 @@ class ReduceProgram:
 
         limits = self.ops.pack_limits(arrays, self.options)
         return reduce_packed(arrays, limits, reduce)
+
+
+@dataclass(frozen=True)
+class FirstProgram:
+    """What one replica does to give every replica the first one's arrays."""
+
+    def __call__(self, arrays: list[jax.Array]) -> list[jax.Array]:
+        return [first_of_all(a) for a in arrays]
+
+
+def first_of_all(local: jax.Array) -> jax.Array:
+    """The first replica's array, on all replicas of their program."""
+    is_first = lax.axis_index(AXIS_NAME) == 0
+    numeric = local.astype(jnp.int32) if local.dtype == jnp.bool_ else local
+    zero = jnp.zeros_like(numeric)
+    total = lax.psum(jnp.where(is_first, numeric, zero), AXIS_NAME)
+    return total.astype(local.dtype)
 
 
 @dataclass(frozen=True)
@@ -139,7 +158,8 @@ def gather_parts(value: ReplicaValues, mesh: ReplicaMesh, axis: int) -> jax.Arra
     try:
         return launch(GatherProgram(axis), mesh, [stack(value, mesh)])[0]
     except UnevenError:
-        return _join(value, mesh, axis)
+        join = _join_over_workers if mesh.is_shared else _join
+        return join(value, mesh, axis)
 
 
 def _join(value: ReplicaValues, mesh: ReplicaMesh, axis: int) -> jax.Array:
@@ -151,6 +171,33 @@ def _join(value: ReplicaValues, mesh: ReplicaMesh, axis: int) -> jax.Array:
         raise ValueError(_explain_uneven(value, mesh, f"Gathering along axis {axis}"))
     joined = jnp.concatenate(parts, axis=axis)
     return joined if isinstance(joined, Tracer) else mesh.mirror(joined)
+
+
+def _join_over_workers(value: ReplicaValues, mesh: ReplicaMesh, axis: int) -> jax.Array:
+    """Parts of unequal length of all workers: filled up, gathered, and cut to size."""
+    assert value.shapes is not None
+    rest = [(s[:axis], s[axis + 1 :], dtype) for s, dtype in value.shapes]
+    if any(each != rest[0] for each in rest):
+        raise ValueError(_explain_uneven(value, mesh, f"Gathering along axis {axis}"))
+    lengths = [shape[axis] for shape, _ in value.shapes]
+    longest = max(lengths)
+
+    def filled(part: Any, device: Any) -> jax.Array:
+        gap = [
+            (0, longest - part.shape[axis] if i == axis else 0)
+            for i in range(part.ndim)
+        ]
+        with jax.default_device(device):
+            return jnp.pad(part, gap)
+
+    parts = [filled(p, d) for p, d in zip(value.values, mesh.local_devices)]
+    piece = stack(PerReplica(parts, mesh.equal_shapes(parts[0])), mesh)
+    whole = copies_of(launch(GatherProgram(axis), mesh, [piece])[0])[0]
+    pieces = [
+        lax.slice_in_dim(whole, i * longest, i * longest + n, axis=axis)
+        for i, n in enumerate(lengths)
+    ]
+    return mesh.mirror(jnp.concatenate(pieces, axis=axis))
 
 
 def mesh_of(values: Sequence[ReplicaValues]) -> ReplicaMesh:
@@ -193,6 +240,11 @@ def _explain_uneven(
         f"{getattr(part, 'dtype', type(part).__name__)}"
         for i, part in zip(mesh.local_ids, value.values)
     )
+    if value.shapes is not None:
+        rows = "\n".join(
+            f"  {mesh.describe(i)}: {shape} {dtype}"
+            for i, (shape, dtype) in enumerate(value.shapes)
+        )
     if what is not None:
         return f"{what} needs parts that agree on all other axes, but found\n{rows}"
     return (

@@ -48,7 +48,7 @@ def run_eagerly(
 
         return jax.tree.map(own, (args, kwargs), is_leaf=is_leaf)
 
-    if len(mesh.local_devices) == 1:
+    if mesh.size == 1:
         own_args, own_kwargs = localize(0)
         alone = replace(caller, replica=ReplicaContext(strategy))
         with context.enter(alone), jax.default_device(mesh.local_devices[0]):
@@ -90,7 +90,13 @@ def run_eagerly(
             )
         return PerReplica(parts)
 
-    return regroup(results, strategy.describe_replica, merge)
+    given = {id(leaf) for leaf in jax.tree.leaves((args, kwargs), is_leaf=is_leaf)}
+
+    def may_share(leaf: Any) -> bool:
+        # What other workers return cannot be seen, but what they were given is the same.
+        return not (mesh.is_shared and is_array(leaf)) or id(leaf) in given
+
+    return regroup(results, strategy.describe_replica, merge, may_share)
 
 
 def update_eagerly(

@@ -16,6 +16,7 @@ from mirrax._src.base.errors import warn_user
 from mirrax._src.base.jax_compat import in_trace
 from mirrax._src.base.mesh import ReplicaMesh
 from mirrax._src.base.values import PyTree, UnevenError, is_array, is_leaf
+from mirrax._src.collectives.launch import describe_program
 from mirrax._src.engines.blocks import functions_run_eagerly, run_block
 from mirrax._src.engines.eager import run_eagerly
 from mirrax._src.engines.fingerprint import lift
@@ -255,7 +256,10 @@ class Function:
         program = next((p for p in candidates if p.layouts_match()), None)
         if program is None:
             staged = stage(signature, arrays)
-            program = Program(staged, self._donated_leaves(signature))
+            label = describe_program(self, list(map(_shape, arrays)))
+            if staged.mesh is not None and staged.mesh.is_shared:
+                staged.mesh.cluster.compare(label)
+            program = Program(staged, self._donated_leaves(signature), label)
             self.note_trace(key)
             candidates.append(program)
         self._last[place] = program

@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from mirrax._src.base import launches
 from mirrax._src.base.logical import after_launch, launching
 from mirrax._src.base.mesh import ReplicaMesh
 from mirrax._src.base.values import PyTree
@@ -57,8 +58,10 @@ class Staged:
 class Program:
     """A staged function, compiled. Call it with the arrays of its arguments."""
 
-    def __init__(self, staged: Staged, donated: Sequence[bool]) -> None:
+    def __init__(self, staged: Staged, donated: Sequence[bool], label: str) -> None:
         self.signature = staged.signature
+        # Only programs that other workers run as well are watched over.
+        self._label = label if staged.mesh is not None and staged.mesh.is_shared else ""
         self._staged = staged
         self._donated = tuple(donated)
         # Donated: what is both read and written. Kept: what is only read.
@@ -92,7 +95,12 @@ class Program:
                 self._check_not_lost()
             if shared:
                 self._unshare()
-            written, results = self._launch(*self._inputs(arrays))
+            inputs = self._inputs(arrays)
+            if self._label:
+                launches.last.begin(self._label)
+            written, results = self._launch(*inputs)
+            if self._label:
+                launches.last.end(written or results)
         after_launch(written or results)
         return self._staged.result(results, given)
 

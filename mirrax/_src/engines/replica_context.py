@@ -23,6 +23,7 @@ from mirrax._src.base.values import (
     PerReplica,
     PyTree,
     ReplicaValues,
+    is_array,
     is_leaf,
     part_of,
     regroup,
@@ -348,12 +349,17 @@ class EagerReplicaContext(ReplicaContext):
     def _act(self, what: str, payloads: list[Any]) -> list[Any]:
         """Done once, on the caller's thread, when all replicas have arrived."""
         merge_fn, merge_fn_is_users = payloads[0][0], what == "merge_call"
+        mesh = self._strategy.replica_mesh
+
+        def may_share(leaf: Any) -> bool:
+            return merge_fn_is_users and not (mesh.is_shared and is_array(leaf))
+
         args, kwargs = regroup(
             [payload[1:] for payload in payloads],
             self._strategy.describe_replica,
             PerReplica,
             # What replicas bring to a collective counts once for each, also if equal.
-            share=merge_fn_is_users,
+            share=may_share,
         )
         with context.enter(self._caller):
             result = merge_fn(self._strategy, *args, **kwargs)
@@ -361,7 +367,6 @@ class EagerReplicaContext(ReplicaContext):
             if isinstance(leaf, Mirrored):
                 # The array is kept too, so that its id stays its own.
                 self._shared_results.update((id(v), (v, leaf)) for v in leaf.values)
-        mesh = self._strategy.replica_mesh
         return [
             jax.tree.map(
                 lambda leaf, i=i: mesh.local_view(leaf, i),
@@ -386,10 +391,15 @@ class EagerReplicaContext(ReplicaContext):
 
 def _start_positions(strategy: Any, *lengths: Any) -> list[PerReplica]:
     """Where each replica's part of a gathered value begins."""
-    return [
-        PerReplica(np.cumsum([0, *parts[:-1]]).astype(np.int32))
-        for parts in (strategy.experimental_local_results(n) for n in lengths)
-    ]
+    mesh = strategy.replica_mesh
+    starts = []
+    for own in map(strategy.experimental_local_results, lengths):
+        rows = [((int(n),), "int32") for n in own]
+        if mesh.is_shared:
+            rows = mesh.agreed_shapes([np.empty(n, np.int8) for n in own])
+        ends = np.cumsum([0, *(shape[0] for shape, _ in rows)]).astype(np.int32)
+        starts.append(PerReplica(ends[i] for i in mesh.local_ids))
+    return starts
 
 
 def _show_tree(tree: Any) -> str:

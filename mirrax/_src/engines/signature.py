@@ -172,7 +172,7 @@ def sort_arguments(
             # The state of a step lies there already: the shortest way for it.
             is_here = type(array) is ConcreteArray and array.sharding is mirrored
             arrays.append(array if is_here else placed(array, mesh))
-        elif isinstance(leaf, PerReplica) and is_one_number(leaf):
+        elif isinstance(leaf, PerReplica) and is_one_number(leaf, mesh):
             kinds.append(SAME)
             arrays.append(leaf.values[0])
         elif isinstance(leaf, PerReplica):
@@ -207,9 +207,10 @@ def mesh_of_arguments(
     return None
 
 
-def is_one_number(value: PerReplica) -> bool:
+def is_one_number(value: PerReplica, mesh: ReplicaMesh | None) -> bool:
     """Whether all parts are the same Python number, which need not travel as an array."""
-    parts = value.values if value.piece is None else ()
+    is_known = value.piece is None and not (mesh is not None and mesh.is_shared)
+    parts = value.values if is_known else ()
     return (
         bool(parts) and is_number(parts[0]) and all(part is parts[0] for part in parts)
     )

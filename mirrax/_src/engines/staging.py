@@ -201,7 +201,7 @@ def stage_call(
         signature=signature,
         reads=traced.reads,
         writes=traced.writes,
-        apply=traced.code.apply,
+        apply=_on_every_worker(traced),
         result=traced.code.result,
         mesh=traced.mesh,
         moves_arguments=traced.mesh is not None and traced.mesh != mesh,
@@ -212,6 +212,26 @@ def stage_call(
             traced.code.num_results,
         ),
     )
+
+
+def _on_every_worker(traced: _CallTrace) -> Callable[..., Any]:
+    """The program of a call, with plain results on every device if workers share it."""
+    mesh = traced.mesh
+    if mesh is None or not mesh.is_shared:
+        return traced.code.apply
+    kinds = [k for k in traced.code.out_kinds if not isinstance(k, Static)]
+
+    def apply(
+        values: Sequence[jax.Array], arrays: Sequence[Any]
+    ) -> tuple[list[jax.Array], list[jax.Array]]:
+        results, written = traced.code.apply(values, arrays)
+        spread = jax.lax.with_sharding_constraint
+        return [
+            r if isinstance(k, Split) else spread(r, mesh.mirrored)
+            for r, k in zip(results, kinds)
+        ], written
+
+    return apply
 
 
 def _trace_call(

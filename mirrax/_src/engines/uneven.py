@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
+from mirrax._src.base import launches
 from mirrax._src.base.jax_compat import Device, Literal
 from mirrax._src.base.logical import after_launch, launching
 from mirrax._src.base.mesh import ReplicaMesh
@@ -31,6 +32,7 @@ from mirrax._src.base.values import (
     stack,
     to_device,
 )
+from mirrax._src.collectives.launch import describe_program
 from mirrax._src.engines.cutting import Cut, cut_trace, same_on_all
 from mirrax._src.engines.eager import run_eagerly
 from mirrax._src.engines.invariance import COMBINING
@@ -64,11 +66,12 @@ def run_uneven(
             [_own(array, i, device, mesh) for array in arrays]
             for i, device in enumerate(mesh.local_devices)
         ]
+        # Also for the shapes of other workers' replicas: all have to decide alike.
         cuts = [
-            _cut(function, strategy, fn, signature, own, i)
-            for i, own in enumerate(inputs)
+            _cut(function, strategy, fn, signature, avals, i)
+            for i, avals in enumerate(_avals_of_all(arrays, inputs, mesh))
         ]
-        _check_same_exchanges(cuts, strategy)
+        _check_same_exchanges(cuts, mesh)
         return _execute(strategy, cuts, inputs)
     except RunEagerly as reason:
         try:
@@ -86,11 +89,10 @@ def _cut(
     strategy: Any,
     fn: Callable[..., PyTree],
     signature: Signature,
-    own: Sequence[Any],
-    local_index: int,
+    avals: tuple[jax.ShapeDtypeStruct, ...],
+    replica_id: int,
 ) -> Cut:
     """The function for one replica's shapes; traced if it has not been yet."""
-    avals = tuple(map(jax.typeof, own))
     known = function.cuts.setdefault((strategy, signature, avals), [])
     for cut in known:
         if all(layout_in(v, v.stored)[0] == k for v, k in cut.trace.reads.items()):
@@ -101,15 +103,12 @@ def _cut(
             strategy,
             fn,
             signature,
-            [
-                jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type)
-                for a in avals
-            ],
+            avals,
             {v: layout_in(v, v.stored)[0] for v in usable_variables(strategy)},
             replica_context(strategy),
             is_uneven=True,
             may_forward=False,
-            who=strategy.describe_replica(local_index),
+            who=strategy.replica_mesh.describe(replica_id),
         )
 
     cut = cut_trace(until_no_new_variables(trace, fn))
@@ -118,10 +117,46 @@ def _cut(
     return cut
 
 
+def _avals_of_all(
+    arrays: Sequence[Any], inputs: Sequence[Sequence[Any]], mesh: ReplicaMesh
+) -> list[tuple[jax.ShapeDtypeStruct, ...]]:
+    """Every replica's arguments without their values, in the order of replicas."""
+    own = [[_aval(jax.typeof(array)) for array in each] for each in inputs]
+    if not mesh.is_shared:
+        return [tuple(each) for each in own]
+    for array in arrays:
+        if isinstance(array, PerReplica) and _shapes(array) is None:
+            array.shapes = mesh.agreed_shapes([jnp.asarray(p) for p in array.values])
+
+    def aval(array: Any, like: jax.ShapeDtypeStruct, replica_id: int) -> Any:
+        shapes = _shapes(array) if isinstance(array, PerReplica) else None
+        if shapes is None:
+            return like
+        shape, dtype = shapes[replica_id]
+        return jax.ShapeDtypeStruct(shape, jnp.dtype(dtype))
+
+    return [
+        tuple(aval(a, like, i) for a, like in zip(arrays, own[0]))
+        for i in range(mesh.size)
+    ]
+
+
+def _shapes(value: PerReplica) -> tuple[Any, ...] | None:
+    if not isinstance(value.piece, Stacked):
+        return value.shapes
+    like = jax.ShapeDtypeStruct(value.piece.local_shape, value.piece.array.dtype)
+    return value.piece.mesh.equal_shapes(like)
+
+
+def _aval(aval: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
+
+
 def _execute(
-    strategy: Any, cuts: Sequence[Cut], inputs: Sequence[Sequence[Any]]
+    strategy: Any, every_cut: Sequence[Cut], inputs: Sequence[Sequence[Any]]
 ) -> PyTree:
     mesh = strategy.replica_mesh
+    cuts = [every_cut[i] for i in mesh.local_ids]
     envs = [
         _bind_inputs(cut, own, i, mesh)
         for i, (cut, own) in enumerate(zip(cuts, inputs))
@@ -133,21 +168,28 @@ def _execute(
                 outs = segment.compiled(*(env[var] for var in segment.inputs))
             env.update(zip(segment.outputs, outs))
         if k < len(cuts[0].exchanges) and cuts[0].exchanges[k]:
-            _exchange([cut.exchanges[k] for cut in cuts], envs, mesh)
+            _exchange(
+                [cut.exchanges[k] for cut in cuts],
+                every_cut[0].exchanges[k],
+                envs,
+                mesh,
+            )
     outs = [
         [_value(atom, env) for atom in cut.jaxpr.outvars]
         for cut, env in zip(cuts, envs)
     ]
-    is_same = same_on_all(cuts)
+    is_same = same_on_all(every_cut)
     trace = cuts[0].trace
     for i, variable in enumerate(trace.written, start=trace.num_results):
         parts = [to_device(own[i], d) for own, d in zip(outs, mesh.local_devices)]
         variable.stored = (
-            mesh.join(parts, mirrored=True) if is_same[i] else PerReplica(parts)
+            mesh.join(parts, mirrored=True)
+            if is_same[i]
+            else PerReplica(parts, mesh.equal_shapes(variable))
         )
     # Results may be the very arrays that variables hold, before or after.
     shared.update(v.number for v in (*trace.reads, *trace.written))
-    return _merge_results(strategy, cuts, outs, is_same)
+    return _merge_results(strategy, every_cut, outs, is_same)
 
 
 def _bind_inputs(
@@ -165,19 +207,30 @@ def _bind_inputs(
 
 
 def _exchange(
-    exchanges: Sequence[tuple[Any, ...]], envs: Sequence[Env], mesh: ReplicaMesh
+    exchanges: Sequence[tuple[Any, ...]],
+    first: tuple[Any, ...],
+    envs: Sequence[Env],
+    mesh: ReplicaMesh,
 ) -> None:
-    """Does the collectives of all replicas' programs at one place."""
+    """Does the collectives of all replicas' programs at one place; `first` is replica 0's."""
     operands = [[atom for eqn in eqns for atom in eqn.invars] for eqns in exchanges]
     pieces = [
-        stack(PerReplica(map(_value, atoms, envs)), mesh) for atoms in zip(*operands)
+        stack(
+            PerReplica(map(_value, atoms, envs), mesh.equal_shapes(atoms[0].aval)), mesh
+        )
+        for atoms in zip(*operands)
     ]
     results = [[var for eqn in eqns for var in eqn.outvars] for eqns in exchanges]
     scalars = tuple(piece.is_scalar for piece in pieces)
+    arrays = [piece.array for piece in pieces]
     with launching:
-        outs = _communication(mesh, exchanges[0], scalars)([p.array for p in pieces])
+        if mesh.is_shared:
+            launches.last.begin(describe_program("an uneven step", arrays))
+        outs = _communication(mesh, first, scalars)(arrays)
     after_launch(outs)
-    combined = [_is_combined(eqn) for eqn in exchanges[0] for _ in eqn.outvars]
+    if mesh.is_shared:
+        launches.last.end(outs)
+    combined = [_is_combined(eqn) for eqn in first for _ in eqn.outvars]
     for variables, whole, is_combined in zip(zip(*results), outs, combined):
         is_scalar = variables[0].aval.ndim == 0
         value = Mirrored.of(whole) if is_combined else Stacked(whole, mesh, is_scalar)
@@ -228,7 +281,7 @@ def _is_combined(eqn: Any) -> bool:
     return eqn.primitive.name in COMBINING and not eqn.params.get("axis_index_groups")
 
 
-def _check_same_exchanges(cuts: Sequence[Cut], strategy: Any) -> None:
+def _check_same_exchanges(cuts: Sequence[Cut], mesh: ReplicaMesh) -> None:
     """Hands what cannot be done here to the eager engine, which can, or explains why not."""
 
     def shape_of(cut: Cut) -> list[Any]:
@@ -239,22 +292,23 @@ def _check_same_exchanges(cuts: Sequence[Cut], strategy: Any) -> None:
 
     for i, cut in enumerate(cuts):
         if shape_of(cut) != shape_of(cuts[0]):
-            raise RunEagerly(f"{strategy.describe_replica(i)} communicates differently")
+            raise RunEagerly(f"{mesh.describe(i)} communicates differently")
         if len(cut.segments) != len(cuts[0].segments):
-            raise RunEagerly(f"{strategy.describe_replica(i)} computes differently")
+            raise RunEagerly(f"{mesh.describe(i)} computes differently")
         if [v.number for v in cut.trace.written] != [
             v.number for v in cuts[0].trace.written
         ]:
-            raise RunEagerly(f"{strategy.describe_replica(i)} assigns other variables")
+            raise RunEagerly(f"{mesh.describe(i)} assigns other variables")
 
 
 def _merge_results(
     strategy: Any,
-    cuts: Sequence[Cut],
+    every_cut: Sequence[Cut],
     outs: Sequence[Sequence[Any]],
     is_same: Sequence[bool],
 ) -> PyTree:
     mesh = strategy.replica_mesh
+    cuts = [every_cut[i] for i in mesh.local_ids]
     results = []
     for cut, own in zip(cuts, outs):
         it = iter(own)
@@ -263,6 +317,14 @@ def _merge_results(
         ]
         results.append(jax.tree.unflatten(cut.trace.out_tree, leaves))
     same = {id(value) for value, flag in zip(outs[0], is_same) if flag}
+    position = {id(value): i for i, value in enumerate(outs[0])}
+
+    def shapes_of(part: Any) -> tuple[Any, ...] | None:
+        if not mesh.is_shared or id(part) not in position:
+            return None
+        at = position[id(part)]
+        avals: list[Any] = [cut.jaxpr.outvars[at].aval for cut in every_cut]
+        return tuple((aval.shape, aval.dtype.name) for aval in avals)
 
     def merge(parts: Sequence[Any]) -> Any:
         if not all(is_array(part) or is_number(part) for part in parts):
@@ -270,9 +332,14 @@ def _merge_results(
         arrays = [to_device(part, d) for part, d in zip(parts, mesh.local_devices)]
         if id(parts[0]) in same:
             return Mirrored.of(mesh.join(arrays, mirrored=True))
-        return PerReplica(arrays)
+        return PerReplica(arrays, shapes_of(parts[0]))
 
-    return regroup(results, strategy.describe_replica, merge)
+    return regroup(
+        results,
+        strategy.describe_replica,
+        merge,
+        lambda leaf: not (mesh.is_shared and id(leaf) in position),
+    )
 
 
 def _value(atom: Any, env: Env) -> Any:

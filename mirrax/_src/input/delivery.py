@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -20,6 +21,7 @@ from mirrax._src.input.structure import (
     own,
     show,
 )
+from mirrax._src.input.together import SharedStep
 
 
 class Delivery:
@@ -31,13 +33,18 @@ class Delivery:
         self._like: PyTree = None  # the first element, for its structure
         self._number = 0
 
-    def __call__(self, step: Step) -> PyTree:
+    def __call__(self, step: Step | SharedStep) -> PyTree:
         """A step's parts as one value for each replica."""
+        shapes: Any = None
+        if isinstance(step, SharedStep):
+            step, shapes = step.parts, zip(*step.shapes)
         values = [_own(part) for part in step]
         self._check_structure(values[0])
-        deliver = self._put if self._fetch else _regrouped
+        deliver = self._put if self._fetch else self._regrouped
         try:
-            return map_leaves(deliver, *values)
+            return map_leaves(
+                lambda *parts: deliver(parts, shapes and next(shapes)), *values
+            )
         except StructureError as error:
             i = error.index + 1
             raise ValueError(
@@ -59,24 +66,21 @@ class Delivery:
             ) from None
         self._number += 1
 
-    def _put(self, *parts: Any) -> Any:
+    def _put(self, parts: tuple[Any, ...], shapes: Any) -> Any:
         """One leaf's parts on the devices; text stays where it is."""
         check_leaves(parts)
         mesh, first = self._mesh, parts[0]
         assert mesh is not None
         if _is_text(first):
-            return _regrouped(*parts)
-        is_even = (
-            mesh.size > 1
-            and first.ndim
-            and all(p.shape == first.shape and p.dtype == first.dtype for p in parts)
-        )
+            return self._regrouped(parts, shapes)
+        every = shapes or [(list(p.shape), p.dtype) for p in parts]
+        is_even = mesh.size > 1 and first.ndim and all(s == every[0] for s in every)
         if not is_even:
             put = [
                 put_uncommitted(p, device)
                 for p, device in zip(parts, mesh.local_devices)
             ]
-            return _regrouped(*put)
+            return self._regrouped(put, shapes)
         dtype = jax.dtypes.canonicalize_dtype(first.dtype)
         if dtype != first.dtype:
             parts = tuple(part.astype(dtype) for part in parts)
@@ -86,9 +90,15 @@ class Delivery:
             (rows * mesh.size, *first.shape[1:]),
             mesh.split,
             # The replicas of a worker follow each other.
-            lambda index: parts[_start(index) // (rows or 1) - first_id],
+            lambda index: parts[_start(index) // rows - first_id] if rows else parts[0],
         )
         return PerReplica.of(Stacked(array, mesh, False))
+
+    def _regrouped(self, parts: Sequence[Any], shapes: Any) -> Any:
+        check_leaves(parts)
+        if shapes is not None:
+            return PerReplica(parts, tuple(map(_canonical, shapes)))
+        return parts[0] if len(parts) == 1 else PerReplica(parts)
 
 
 def _own(part: Any) -> PyTree:
@@ -98,9 +108,12 @@ def _own(part: Any) -> PyTree:
     return value if is_fresh else map_leaves(own, value)
 
 
-def _regrouped(*parts: Any) -> Any:
-    check_leaves(parts)
-    return parts[0] if len(parts) == 1 else PerReplica(parts)
+def _canonical(kind: Any) -> tuple[tuple[int, ...], str]:
+    """A shape and dtype as JAX has them."""
+    shape, name = kind
+    if name == "string":
+        return tuple(shape), name
+    return tuple(shape), jax.dtypes.canonicalize_dtype(np.dtype(name)).name
 
 
 def _is_text(leaf: Any) -> bool:

@@ -14,10 +14,12 @@ from mirrax._src.input.iterators import IteratorBase, Passes
 from mirrax._src.input.node import INFINITE, UNKNOWN, Cursor, Node, Path, State, walk
 from mirrax._src.input.options import InputOptions
 from mirrax._src.input.sharding import Plan
-from mirrax._src.input.splitting import Share, StepsOf
+from mirrax._src.input.splitting import Share, StepCursor, StepsOf
 from mirrax._src.input.structure import PyTree, TensorSpec, leaves_of, map_leaves
+from mirrax._src.input.together import Schedule, Together, schedule_of
 from mirrax._src.state.frame import RunEagerly
 
+BY_BATCH = "by batch"
 _IN_TURN = "by `dataset_fn`"  # not split: each replica takes a batch of its own
 
 _ENDS = {
@@ -91,7 +93,7 @@ class DistributedDataset:
             mesh,
             plan.options,
             plan.explain,
-            "by rows" if plan.is_by_rows else "by batch",
+            "by rows" if plan.is_by_rows else BY_BATCH,
             plan.is_global,
         )
 
@@ -169,6 +171,18 @@ class DistributedDataset:
             return -(-sizes[0] // self.share.replicas_per_worker)
         return max(sizes)
 
+    def schedule(self) -> Schedule | None:
+        """This worker's steps in a pass, where they are known and of equal parts."""
+        rows = self.roots[0].batch_size()
+        is_plain = self.input_options.last_batch == "exact" and len(self.roots) == 1
+        if rows is None or not is_plain or self.split == BY_BATCH:
+            return None
+        if self.split != _IN_TURN:
+            if rows % self.share.num_replicas:
+                return None
+            rows //= self.share.num_replicas
+        return schedule_of(self.roots[0], self.share.replicas_per_worker, rows)
+
     def explain(self) -> str:
         """Prints and returns the plan: who reads what, in which sizes, and how it ends.
 
@@ -227,10 +241,22 @@ class DistributedIterator(IteratorBase):
 
     def _begin(self, path: Path, state: State) -> Cursor:
         dataset, options = self._dataset, self._dataset.input_options
-        steps = dataset.steps_of(path, state)
+        own = dataset.steps_of(path, state)
+        mesh = dataset.mesh
+        steps: Cursor = own
+        if mesh is not None and mesh.is_shared:
+            steps = self._together(own, mesh, state)
         delivery = Delivery(dataset.mesh, bool(options.experimental_fetch_to_device))
         size = options.experimental_per_replica_buffer_size
         return Ahead(steps, size, delivery, "input") if size else _Now(steps, delivery)
+
+    def _together(self, steps: StepCursor, mesh: ReplicaMesh, state: State) -> Together:
+        dataset = self._dataset
+        # The rest of a pass that was begun may be of any length.
+        schedule = dataset.schedule() if state is None else None
+        is_dealt = dataset.split == BY_BATCH and dataset.is_global
+        spec = dataset.roots[0].spec()
+        return Together(steps, mesh, dataset.share, spec, is_dealt, schedule)
 
     @property
     def element_spec(self) -> PyTree:

@@ -73,6 +73,13 @@ class StepCursor(Cursor):
         """The rows that a replica gets of a full batch, judged by the first step."""
         return max(map(len, step))
 
+    def dealt_rows(self, leaves: int) -> list[list[int]] | None:
+        """Where batches are dealt out: the rows of each leaf of each of all replicas.
+
+        None if all replicas have as many.
+        """
+        return None
+
 
 @node
 class ByBatch(Node):
@@ -126,6 +133,7 @@ class _ByBatchCursor(StepCursor):
         share = self._owner.share
         element = next(self._inner)
         rows, parts = split(element, share.num_replicas)
+        self._element = element
         self._rows = self._rows or rows
         self._is_full = rows >= self._rows
         if self._owner.is_divided:
@@ -138,6 +146,23 @@ class _ByBatchCursor(StepCursor):
             self._advance()
         self._given += 1
         return self._steps.pop(0)
+
+    def dealt_rows(self, leaves: int) -> list[list[int]]:
+        share, element = self._owner.share, self._element
+        lengths = (
+            [len(element)] * leaves
+            if isinstance(element, Block)
+            else [len(leaf) for leaf in leaves_of(value_of(element))]
+        )
+        sizes = [
+            [part.stop - part.start for part in split_batch(n, share.num_replicas)]
+            for n in lengths
+        ]
+        parts = range(share.num_replicas)
+        order = [
+            i for w in range(share.num_workers) for i in parts[w :: share.num_workers]
+        ]
+        return [[of_leaf[i] for of_leaf in sizes] for i in order]
 
     def is_full(self, step: Step) -> bool:
         return self._is_full
@@ -351,6 +376,7 @@ class Dropping(StepCursor):
     def __init__(self, inner: StepCursor) -> None:
         self._inner = inner
         self.state, self.close = inner.state, inner.close  # type: ignore[method-assign]
+        self.dealt_rows = inner.dealt_rows  # type: ignore[method-assign]
 
     def __next__(self) -> Step:
         while True:

@@ -167,7 +167,11 @@ class DistributedVariable(Variable):
         parts = list(self._copies())
         parts[index] = to_device(value, mesh.local_devices[index])
         is_alone = mesh.size == 1
-        self.stored = mesh.join(parts, mirrored=True) if is_alone else PerReplica(parts)
+        self.stored = (
+            mesh.join(parts, mirrored=True)
+            if is_alone
+            else PerReplica(parts, mesh.equal_shapes(self))
+        )
         shared.add(self.number)
 
     def store_local(self, value: jax.Array) -> None:

@@ -12,6 +12,7 @@ import itertools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from mirrax._src.base.errors import RunEagerly as RunEagerly
 from mirrax._src.base.jax_compat import fresh_traces, trace_state
 
 if TYPE_CHECKING:
@@ -19,13 +20,6 @@ if TYPE_CHECKING:
 
 
 _numbers = itertools.count()
-
-
-class RunEagerly(BaseException):
-    """What is being traced has to run as plain Python instead; never reaches users.
-
-    A BaseException, so that an `except Exception` of the traced code lets it pass.
-    """
 
 
 class Frame:

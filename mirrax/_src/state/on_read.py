@@ -24,7 +24,8 @@ class SyncOnReadVariable(DistributedVariable):
         # From the start in the form that replicas' writes give it, so that the first
         # compiled step is not traced again for the second one.
         if strategy.num_replicas_in_sync > 1:
-            self.stored = PerReplica(self._copies())
+            mesh = strategy.replica_mesh
+            self.stored = PerReplica(self._copies(), mesh.equal_shapes(self))
 
     def _read_together(self, here: context.Context) -> jax.Array:
         if self.aggregation is VariableAggregation.NONE:

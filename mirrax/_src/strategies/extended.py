@@ -45,8 +45,13 @@ class StrategyExtended:
 
     __module__ = "mirrax.distribute"
 
-    def __init__(self, cross_device_ops: CrossDeviceOps | None = None) -> None:
+    def __init__(
+        self,
+        cross_device_ops: CrossDeviceOps | None = None,
+        options: CommunicationOptions | None = None,
+    ) -> None:
         self._cross_device_ops = cross_device_ops or NcclAllReduce()
+        self._options = options
         self._strategy: Any = None
 
     def attach(self, strategy: Any) -> None:
@@ -189,7 +194,8 @@ class StrategyExtended:
     ) -> list[Any]:
         """Several `reduce_to` in one, so that small values travel together."""
         self._check_cross_replica("batch_reduce_to")
-        self._check_options(options)
+        options = options or self._options
+        self.check_options(options)
         op = parse_reduce_op(reduce_op)
         pairs = list(value_destination_pairs)
         results: list[Any] = [None] * len(pairs)
@@ -310,10 +316,13 @@ class StrategyExtended:
         """The variable that a copy belongs to; any other value as it is."""
         return value.whole if isinstance(value, ComponentVariable) else value
 
-    def _check_options(self, options: CommunicationOptions | None) -> None:
+    def check_options(self, options: CommunicationOptions | None) -> None:
+        """Raises for a transport that the devices do not have; takes note of a time limit."""
         mesh = self._strategy.replica_mesh
         if options is None or mesh is None:
             return
+        if mesh.is_shared and options.timeout_seconds is not None:
+            mesh.cluster.limit_waiting(options.timeout_seconds)
         if options.implementation is not CommunicationImplementation.NCCL:
             return
         others = [d for d in mesh.devices if device_kind(d) != "GPU"]

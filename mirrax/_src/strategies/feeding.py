@@ -7,8 +7,15 @@ from typing import Any
 
 from mirrax._src.base.mesh import ReplicaMesh
 from mirrax._src.input.adapters import as_dataset
+from mirrax._src.input.dataset import Dataset
 from mirrax._src.input.distributed import DistributedDataset, DistributedIterator
-from mirrax._src.input.options import InputContext, InputOptions, InputReplicationMode
+from mirrax._src.input.iterators import adopt, describe_steps
+from mirrax._src.input.options import (
+    AutoShardPolicy,
+    InputContext,
+    InputOptions,
+    InputReplicationMode,
+)
 from mirrax._src.input.sharding import make_plan
 from mirrax._src.input.splitting import Dropping, InTurn, Padding, Share, StepCursor
 
@@ -28,8 +35,32 @@ def distribute_dataset(
             "`InputReplicationMode.PER_REPLICA` calls a `dataset_fn` for each replica; use it "
             "with `distribute_datasets_from_function`."
         )
-    plan = make_plan(as_dataset(dataset), share, options)
-    return DistributedDataset.of_plan(plan, mesh)
+    found = as_dataset(dataset)
+    if mesh is not None and mesh.is_shared:
+        _agree_on_dataset(found, mesh)
+    return DistributedDataset.of_plan(make_plan(found, share, options), mesh)
+
+
+def _agree_on_dataset(dataset: Dataset, mesh: ReplicaMesh) -> None:
+    """Has all workers shuffle alike, so that what they deal out is each row once.
+
+    Raises:
+        ValueError: If the workers' datasets are made in different ways.
+    """
+    policy = dataset.options().experimental_distribute.auto_shard_policy
+    own = {**describe_steps((dataset.node,)), "policy": policy.name}
+    found = mesh.cluster.agree("a distributed dataset", own)
+    for k, theirs in enumerate(found):
+        for what in ("policy", "steps"):
+            if theirs[what] != found[0][what]:
+                raise ValueError(
+                    f"The workers distribute different datasets: {what} is {found[0][what]} on "
+                    f"{mesh.cluster.names[0]} and {theirs[what]} on {mesh.cluster.names[k]}. "
+                    "Make the same dataset on all workers, or use "
+                    "`distribute_datasets_from_function`."
+                )
+    if policy is not AutoShardPolicy.OFF:  # where each worker has all data to itself
+        adopt((dataset.node,), found[0])
 
 
 def distribute_from_function(

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from mirrax._src.base.jax_compat import Tracer
-from mirrax._src.base.mesh import AXIS_NAME
+from mirrax._src.base.mesh import AXIS_NAME, ReplicaMesh
 from mirrax._src.base.reduce_op import ReduceOp
 from mirrax._src.base.values import (
     InProgram,
@@ -27,6 +27,7 @@ from mirrax._src.base.values import (
 from mirrax._src.collectives.launch import launch
 from mirrax._src.collectives.programs import run_on_parts
 from mirrax._src.collectives.sparse import IndexedSlices
+from mirrax._src.engines.replica_context import check_gather_axis
 from mirrax._src.engines.spmd import first_copy
 from mirrax._src.state.distributed import DistributedVariable
 from mirrax._src.state.variable import Variable
@@ -102,7 +103,32 @@ def _plain(value: Any) -> Any:
     return first_copy(value.piece) if value.piece is not None else value.values[0]
 
 
+def one_of_each_worker(mesh: ReplicaMesh, value: jax.Array, axis: int) -> PerReplica:
+    """A plain value as the part of this worker's first replica; the others have no rows."""
+    check_gather_axis(value, axis)
+    nothing = lax.slice_in_dim(value, 0, 0, axis=axis % value.ndim)
+    return PerReplica([value] + [nothing] * (len(mesh.local_ids) - 1))
+
+
+def _reduce_over_workers(
+    strategy: Any, op: ReduceOp, value: Any, axes: int | tuple[int, ...], path: str
+) -> Any:
+    """A plain value of each worker, which counts once for it."""
+    mesh = strategy.replica_mesh
+    array = jnp.asarray(value)
+    _check_axis(array, axes, path)
+    total = jnp.sum(array, axes) if axes != () else array
+    count = jnp.float32(_count(array, axes))
+    others = len(mesh.local_ids) - 1
+    totals = PerReplica([total] + [jnp.zeros_like(total)] * others)
+    counts = PerReplica([count] + [jnp.zeros_like(count)] * others)
+    return first_copy(run_on_parts(Combine(op), mesh, [totals, counts])[0])
+
+
 def _reduce_plain(strategy: Any, op: ReduceOp, value: Any, path: str) -> Any:
+    mesh = strategy.replica_mesh
+    if mesh is not None and mesh.is_shared:
+        return _reduce_over_workers(strategy, op, value, (), path)
     if op is ReduceOp.MEAN or strategy.num_replicas_in_sync == 1:
         return value
     raise ValueError(
@@ -125,6 +151,8 @@ def _reduce_along(
         total = jnp.sum(array, axes)
         return total if op is ReduceOp.SUM else total / _count(array, axes)
     if not isinstance(value, ReplicaValues):
+        if mesh.is_shared and not _traced(value):
+            return _reduce_over_workers(strategy, op, value, axes, path)
         value = (
             Mirrored.of(mesh.mirror(jnp.asarray(value)))
             if not _traced(value)

@@ -9,7 +9,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from mirrax._src.base import context
 from mirrax._src.base.context import Context
@@ -29,7 +28,12 @@ from mirrax._src.base.values import (
     regroup,
     stack,
 )
-from mirrax._src.collectives.programs import gather_parts
+from mirrax._src.collectives.programs import (
+    FirstProgram,
+    first_of_all,
+    gather_parts,
+    run_on_parts,
+)
 from mirrax._src.collectives.sparse import IndexedSlices
 from mirrax._src.engines.function import run_replicas
 from mirrax._src.engines.replica_context import check_gather_axis
@@ -45,7 +49,7 @@ from mirrax._src.strategies.feeding import (
     distribute_dataset,
     distribute_from_function,
 )
-from mirrax._src.strategies.reducing import reduce_leaf
+from mirrax._src.strategies.reducing import one_of_each_worker, reduce_leaf
 
 
 @dataclass(frozen=True)
@@ -88,6 +92,7 @@ class Strategy:
     def __init__(self, extended: Any, mesh: ReplicaMesh | None) -> None:
         self._extended = extended
         self.replica_mesh = mesh
+        self._stop_reason: str | None = None
 
     # What it is ----------------------------------------------------------------------
 
@@ -244,6 +249,24 @@ class Strategy:
         args = () if input_iterator is None else (input_iterator.get_next(),)
         return self.run(fn, args)
 
+    # Stopping ------------------------------------------------------------------------
+
+    def request_stop(self, reason: str = "requested") -> None:
+        """Asks for an orderly end: `should_stop` becomes true, on all workers at one step."""
+        self._stop_reason = reason
+
+    def should_stop(self) -> bool:
+        """Whether to stop now. Call it once in every step, on every worker.
+
+        >>> strategy = mx.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+        >>> strategy.should_stop()
+        False
+        >>> strategy.request_stop()
+        >>> strategy.should_stop()
+        True
+        """
+        return self._stop_reason is not None
+
     # Combining -----------------------------------------------------------------------
 
     def reduce(
@@ -303,7 +326,10 @@ class Strategy:
         if isinstance(value, DistributedVariable):
             value = value.copies()
         if not isinstance(value, ReplicaValues):
-            return value
+            mesh = self.replica_mesh
+            if mesh is None or not mesh.is_shared:
+                return value
+            value = one_of_each_worker(mesh, jnp.asarray(value), axis)
         return first_copy(self.gather_everywhere(value, axis))
 
     def gather_everywhere(self, value: Any, axis: int) -> jax.Array:
@@ -522,17 +548,15 @@ class Strategy:
 
     def first_in_program(self, local: jax.Array) -> jax.Array:
         """The first replica's array, on all replicas of their program."""
-        is_first = lax.axis_index(AXIS_NAME) == 0
-        numeric = local.astype(jnp.int32) if local.dtype == jnp.bool_ else local
-        zero = jnp.zeros_like(numeric)
-        return lax.psum(jnp.where(is_first, numeric, zero), AXIS_NAME).astype(
-            local.dtype
-        )
+        return first_of_all(local)
 
     def first_part(self, value: Any) -> Any:
         """The first replica's part of a distributed value; a plain value as it is."""
         if isinstance(value, PerReplica) and isinstance(value.piece, InProgram):
             return self.first_in_program(value.piece.array)
+        mesh = self.replica_mesh
+        if isinstance(value, PerReplica) and mesh is not None and mesh.is_shared:
+            return Mirrored.of(run_on_parts(FirstProgram(), mesh, [value])[0])
         return value.values[0] if isinstance(value, ReplicaValues) else value
 
     def initial_on_all_workers(self, array: jax.Array) -> jax.Array:

@@ -1,0 +1,381 @@
+"""A worker's place in the roster: joining, agreeing, and hearing of who is lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from mirrax._src.base import launches
+from mirrax._src.base.errors import UnavailableError, line_of_thread
+
+LOST_EXIT_CODE = 43
+_BEAT_SECONDS = 1.0
+_LINE_SECONDS = 10.0
+_CONNECT_SECONDS = 5.0
+# What a process may still do once another worker is lost: see the error, and end.
+_GRACE_SECONDS = 3.0
+_UNWINDING_SECONDS = 30.0
+_STALL_LINE_SECONDS = 30.0
+
+
+def say(text: str) -> None:
+    """A line for whoever watches the worker."""
+    print(f"mirrax: {text}", file=sys.stderr, flush=True)
+
+
+@dataclass
+class _Agreement:
+    """A value that is being agreed on."""
+
+    event: threading.Event = field(default_factory=threading.Event)
+    values: list[Any] | None = None
+
+
+class Roster:
+    """This worker's connection to the roster.
+
+    Args:
+        address: Where the roster listens.
+        worker: This worker's number.
+        names: All workers, for messages.
+        facts: What must be equal on all workers, and what they may want to know.
+        heartbeat: The seconds of silence after which somebody counts as lost.
+        step_timeout: The seconds that a worker may be behind the others.
+    """
+
+    def __init__(
+        self,
+        address: tuple[str, int],
+        worker: int,
+        names: Sequence[str],
+        facts: dict[str, Any],
+        heartbeat: float,
+        step_timeout: float,
+    ) -> None:
+        self.worker, self.names = worker, tuple(names)
+        self.failure: UnavailableError | None = None
+        self.facts: list[dict[str, Any]] = []
+        self.port = 0
+        self.steps = 0
+        self._address, self._own_facts = address, facts
+        self._heartbeat, self.step_timeout = heartbeat, step_timeout
+        self._socket: socket.socket | None = None
+        self._sending = threading.Lock()
+        self._changed = threading.Condition()
+        self._missing: list[int] = []
+        self._agreements: dict[str, _Agreement] = {}
+        self._waiting: dict[str, list[int]] = {}
+        self._heard = time.monotonic()
+        self._has_gone = self._has_left = self._was_raised = False
+        self._behind: dict[int, tuple[int, float]] = {}
+        self._told = 0.0
+        self._calls = 0
+        self._stopping = False
+        self._stop_at: int | None = None
+        self._log = os.environ.get("MIRRAX_LOG", "")
+
+    # Joining -------------------------------------------------------------------------
+
+    def join(self, timeout: float) -> None:
+        """Waits for all workers; every 10 s a line says who is missing.
+
+        Raises:
+            UnavailableError: If they have not come after `timeout` seconds.
+        """
+        deadline = time.monotonic() + timeout
+        next_line = time.monotonic() + _LINE_SECONDS
+        while not self._connect():
+            if time.monotonic() > deadline:
+                raise UnavailableError(
+                    f"{self._me()} has waited {timeout:g} s for {self.names[0]}, which cannot be "
+                    "reached. Is it started, and is its address right?",
+                    (0,),
+                )
+            if time.monotonic() > next_line:
+                next_line += _LINE_SECONDS
+                say(f"{self._me()} waits for {self.names[0]}, which cannot be reached.")
+            time.sleep(0.1)
+        for target in (self._listen, self._beat):
+            threading.Thread(target=target, name="mirrax-roster", daemon=True).start()
+        self._send("hello", {"worker": self.worker, "facts": self._own_facts})
+        with self._changed:
+            while not self._has_gone:
+                self.check()
+                now = time.monotonic()
+                if now > deadline:
+                    raise UnavailableError(
+                        f"{self._me()} has waited {timeout:g} s for {self._show(self._missing)}, "
+                        "which did not come. Start all workers of the cluster, or correct "
+                        "their number.",
+                        tuple(self._missing),
+                    )
+                if now > next_line:
+                    next_line += _LINE_SECONDS
+                    say(f"{self._me()} waits for {self._show(self._missing)}.")
+                self._changed.wait(min(1.0, max(0.05, next_line - now)))
+
+    def _connect(self) -> bool:
+        try:
+            self._socket = socket.create_connection(self._address, _CONNECT_SECONDS)
+        except OSError:
+            return False
+        self._socket.settimeout(None)
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return True
+
+    def _me(self) -> str:
+        return f"{self.names[self.worker]} (this process, {os.getpid()})"
+
+    def _show(self, workers: Sequence[int]) -> str:
+        return ", ".join(self.names[k] for k in workers)
+
+    # Talking -------------------------------------------------------------------------
+
+    def _send(self, kind: str, content: Any) -> None:
+        data = json.dumps({kind: content}).encode() + b"\n"
+        try:
+            with self._sending:
+                assert self._socket is not None
+                self._socket.sendall(data)
+        except OSError:
+            pass  # the listening thread sees it, too
+
+    def _listen(self) -> None:
+        assert self._socket is not None
+        try:
+            with self._socket.makefile("rb") as lines:
+                for line in lines:
+                    self._heard = time.monotonic()
+                    ((kind, content),) = json.loads(line).items()
+                    self._hear(kind, content)
+        except (OSError, ValueError):
+            pass
+        if not self._has_left:
+            self._fail(
+                UnavailableError(
+                    f"{self.names[0]} is gone, and with it the roster that it had started.",
+                    (0,),
+                )
+            )
+
+    def _hear(self, kind: str, content: Any) -> None:
+        with self._changed:
+            if kind == "missing":
+                self._missing = content
+            elif kind == "go":
+                self.port, self.facts = content["port"], content["facts"]
+                self._has_gone = True
+            elif kind == "agreed":
+                agreement = self._agreements.pop(content["name"], _Agreement())
+                agreement.values = content["values"]
+                agreement.event.set()
+            elif kind == "stopping":
+                self._stopping = True
+            elif kind == "stop_at":
+                self._stop_at = content
+            elif kind == "status":
+                self._waiting = content["waiting"]
+                self._watch(content["workers"])
+            self._changed.notify_all()
+        if kind == "failure":
+            workers = tuple(content["workers"])
+            self._fail(UnavailableError(content["text"], workers))
+
+    def _beat(self) -> None:
+        while not self._has_left:
+            time.sleep(_BEAT_SECONDS)
+            self._send("status", self._status())
+            silence = time.monotonic() - self._heard
+            if silence > self._heartbeat and self._has_gone:
+                self._fail(
+                    UnavailableError(
+                        f"{self.names[0]} has not answered for {silence:.0f} s: its machine or "
+                        "the network to it is gone.",
+                        (0,),
+                    )
+                )
+
+    def _status(self) -> dict[str, Any]:
+        return {
+            "step": self.steps,
+            "launches": launches.last.count,
+            "label": launches.last.label,
+            "is_busy": launches.last.is_busy(),
+            "doing": line_of_thread(threading.main_thread()),
+            "log": self._log,
+        }
+
+    # Failing -------------------------------------------------------------------------
+
+    def _fail(self, failure: UnavailableError) -> None:
+        if self.failure is not None or self._has_left:
+            return
+        with self._changed:
+            self.failure = failure
+            for agreement in self._agreements.values():
+                agreement.event.set()
+            self._changed.notify_all()
+        threading.Thread(target=self._end, name="mirrax-end", daemon=True).start()
+
+    def _end(self) -> None:
+        """Ends the process if it is still there when it should have seen the error."""
+        time.sleep(_GRACE_SECONDS)
+        if self._was_raised:
+            time.sleep(_UNWINDING_SECONDS)
+        frame = sys._current_frames().get(threading.main_thread().ident or 0)
+        where = "".join(traceback.format_stack(frame)) if frame is not None else ""
+        say(
+            f"{self.failure}\n{self._me()} cannot go on without it and ends. It was here:\n{where}"
+        )
+        sys.stdout.flush()
+        os._exit(LOST_EXIT_CODE)
+
+    def check(self) -> None:
+        """Raises if a worker is lost."""
+        if self.failure is not None:
+            self.note_raised()
+            raise UnavailableError(str(self.failure), self.failure.workers)
+
+    def note_raised(self) -> None:
+        """Gives the process time to end by itself: it has been told."""
+        self._was_raised = True
+
+    def wait_for_failure(self, seconds: float) -> bool:
+        """Whether a worker is lost, or turns out to be within some seconds."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self.failure is not None, seconds)
+
+    def _watch(self, statuses: Sequence[dict[str, Any]]) -> None:
+        """Looks for workers that are behind this one, or do something else."""
+        now, mine = time.monotonic(), launches.last
+        for k, status in enumerate(statuses):
+            if k == self.worker or "launches" not in status:
+                continue  # this one, or one that has not said anything yet
+            count = status["launches"]
+            if count >= mine.count:
+                self._behind.pop(k, None)
+                if (
+                    count == mine.count
+                    and status["label"] != mine.label
+                    and status["is_busy"]
+                    and mine.is_busy()
+                    and now - mine.time > _LINE_SECONDS
+                ):
+                    self._accuse(
+                        k,
+                        f"runs another program: {status['label']} there, {mine.label} on "
+                        f"{self.names[self.worker]}. All workers have to take the same steps.",
+                    )
+                continue
+            known = self._behind.get(k)
+            if known is None or known[0] != count:
+                self._behind[k] = (count, now)
+                continue
+            since = now - known[1]
+            if status["ended"] and since > _LINE_SECONDS:
+                self._accuse(k, f"has ended its program, while {self._others_at()}.")
+            elif since > self.step_timeout:
+                self._accuse(
+                    k,
+                    f"has not come for {since:.0f} s, while {self._others_at()}. Raise "
+                    "`step_timeout` if it has that much to do alone.",
+                )
+            elif since > _STALL_LINE_SECONDS and now - self._told > _STALL_LINE_SECONDS:
+                self._told = now
+                say(
+                    f"{self._me()} has waited {since:.0f} s for {self.names[k]}, which is at "
+                    f"{status['doing']}, step {status['step']}."
+                )
+
+    def _others_at(self) -> str:
+        return f"{self.names[self.worker]} waits for it in {launches.last.label} (step {self.steps})"
+
+    def _accuse(self, worker: int, text: str) -> None:
+        self._send("accuse", {"workers": [worker], "text": text})
+
+    # Agreeing ------------------------------------------------------------------------
+
+    def agree(
+        self, name: str, value: Any, is_wanted: Callable[[], bool] | None = None
+    ) -> list[Any]:
+        """All workers' values; each has to ask by the same name.
+
+        Args:
+            name: What is agreed on.
+            value: This worker's value.
+            is_wanted: For what is agreed on ahead of time: whether it is still of use.
+
+        Raises:
+            UnavailableError: If a worker is lost, or does not come in time.
+        """
+        self.check()
+        agreement = _Agreement()
+        with self._changed:
+            self._agreements[name] = agreement
+        is_soft = is_wanted is not None
+        self._send("agree", {"name": name, "value": value, "is_soft": is_soft})
+        start = time.monotonic()
+        next_line = start + _LINE_SECONDS
+        while not agreement.event.wait(0.5):
+            now = time.monotonic()
+            if is_wanted is not None and not is_wanted():
+                self._send("withdraw", name)
+                raise UnavailableError(f"Nobody waits for {name} any more.")
+            if now - start > self.step_timeout:
+                missing = self._waiting.get(name, [])
+                self._accuse(
+                    missing[0] if missing else 0,
+                    f"has not come for {now - start:.0f} s, while {self.names[self.worker]} "
+                    f"waits for it ({name}).",
+                )
+                self.wait_for_failure(2 * _BEAT_SECONDS)
+            elif now > next_line:
+                next_line += _LINE_SECONDS
+                missing = self._waiting.get(name, [])
+                say(f"{self._me()} waits for {self._show(missing)} ({name}).")
+        if agreement.values is None:
+            self.check()
+            raise UnavailableError(
+                f"Another worker has ended its program before {name}."
+            )
+        return agreement.values
+
+    # Stopping ------------------------------------------------------------------------
+
+    def request_stop(self, reason: str) -> None:
+        """Asks all workers to stop at the same step."""
+        self._send("stop", reason)
+
+    def should_stop(self) -> bool:
+        """Whether to stop now; called once a step by all workers."""
+        self._calls += 1
+        if not self._stopping:
+            return False
+        if self._stop_at is None:
+            self._send("reached", self._calls)
+            with self._changed:
+                while self._stop_at is None:
+                    self.check()
+                    self._changed.wait(0.5)
+        return self._calls >= self._stop_at
+
+    # Leaving -------------------------------------------------------------------------
+
+    def tell_failed(self, reason: str) -> None:
+        """Tells the others why this worker is about to end."""
+        self._send("failed", reason)
+        self._has_left = True
+
+    def leave(self) -> None:
+        """Says that this worker's program is done."""
+        if not self._has_left and self.failure is None:
+            self._has_left = True
+            self._send("bye", True)

@@ -1,0 +1,347 @@
+"""The process that knows all workers: who has joined, who is alive, what they agree on.
+
+The first worker starts it beside itself as a program of its own (`python roster_server.py`),
+because it has to outlive that worker: when JAX's coordination service ends with the process
+that it lives in, JAX aborts every other worker before anything can be explained. So it also
+hosts that service. It needs no JAX beside the service and starts in 0.2 s.
+
+Messages are lines of JSON, each an object with one key that says what it is. From workers:
+
+    hello   who it is, and facts that must be equal on all workers
+    status  where it is, once a second
+    agree   a value for an agreement, by name; `withdraw` that it is not wanted any more
+    stop    that all should stop; `reached` is the answer to `stopping`
+    accuse  that another worker does not do what it should
+    failed  that it ends, and why; `bye` if its program is done
+
+To workers:
+
+    missing who has not joined yet
+    go      all have joined: everybody's facts, the port of JAX's service
+    status  everybody's, once a second
+    agreed  everybody's values
+    stopping, stop_at  the two halves of agreeing on the step to stop at
+    failure the first worker that is lost, and how
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import socket
+import sys
+import time
+from typing import Any
+
+_BEAT_SECONDS = 1.0
+_LINGER_SECONDS = 60.0
+_LONGEST_LINE = 64 * 1024 * 1024
+# JAX's own watch over workers would abort them; ours comes first, and explains.
+_NEVER_SECONDS = 7 * 24 * 3600
+
+
+class Member:
+    """One worker, as the roster sees it."""
+
+    def __init__(self, writer: asyncio.StreamWriter, facts: dict[str, Any]) -> None:
+        self.writer = writer
+        self.facts = facts
+        self.status: dict[str, Any] = {}
+        self.heard = time.monotonic()
+        self.reason = ""
+        self.has_ended = False
+
+    def tell(self, kind: str, content: Any) -> None:
+        if not self.writer.is_closing():
+            self.writer.write(json.dumps({kind: content}).encode() + b"\n")
+
+
+class Roster:
+    """All workers, and what they have said."""
+
+    def __init__(self, addresses: list[str], heartbeat: float, host: str) -> None:
+        self.addresses = addresses
+        self.heartbeat = heartbeat
+        self.host = host
+        self.members: dict[int, Member] = {}
+        self.has_started = False
+        self.failure: dict[str, Any] | None = None
+        self.agreements: dict[str, dict[int, Any]] = {}
+        self.soft: set[str] = set()
+        self.stopping: dict[int, int] | None = None
+        self.is_done = asyncio.Event()
+        self.service: Any = None
+
+    # Joining -------------------------------------------------------------------------
+
+    async def serve(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        """One connection, from its first line to its end."""
+        worker: int | None = None
+        try:
+            first = json.loads(await asyncio.wait_for(reader.readline(), 60))
+            worker = self.join(first["hello"], writer)
+            while worker is not None and (line := await reader.readline()):
+                self.hear(worker, json.loads(line))
+        except (ValueError, KeyError, TypeError, TimeoutError, OSError):
+            pass  # nobody of ours, or a connection that broke
+        finally:
+            if worker is not None:
+                self.leave(worker, writer)
+            with contextlib.suppress(OSError):
+                writer.close()
+
+    def join(self, hello: dict[str, Any], writer: asyncio.StreamWriter) -> int | None:
+        worker, facts = int(hello["worker"]), dict(hello["facts"])
+        member = Member(writer, facts)
+        if self.failure is not None:
+            member.tell("failure", self.failure)
+        elif facts["addresses"] != self.addresses:
+            text = (
+                f"Worker {worker} was told of other workers than worker 0: "
+                f"{', '.join(facts['addresses'])} there, {', '.join(self.addresses)} here. "
+                "Give all workers the same cluster."
+            )
+            self.fail([worker], text)
+            member.tell("failure", self.failure)
+        elif worker in self.members:
+            member.tell(
+                "failure",
+                {
+                    "workers": [worker],
+                    "text": f"There are two workers {worker}: another process has joined as "
+                    "this one. Give every worker its own index.",
+                },
+            )
+        else:
+            self.members[worker] = member
+            self.tell_missing()
+            self.start_if_complete()
+            return worker
+        return None
+
+    def tell_missing(self) -> None:
+        if not self.has_started:
+            missing = [k for k in range(len(self.addresses)) if k not in self.members]
+            self.tell_all("missing", missing)
+
+    def start_if_complete(self) -> None:
+        if self.has_started or len(self.members) < len(self.addresses):
+            return
+        self.has_started = True
+        try:
+            port = self.start_service()
+        except Exception as error:
+            self.fail([0], f"JAX's coordination service does not start: {error}")
+            return
+        members = [self.members[k] for k in range(len(self.addresses))]
+        self.tell_all("go", {"port": port, "facts": [m.facts for m in members]})
+
+    def start_service(self) -> int:
+        """JAX's coordination service, on a port of its own."""
+        from jaxlib import _jax  # pyright: ignore[reportAttributeAccessIssue]
+
+        start: Any = _jax.get_distributed_runtime_service  # pyright: ignore
+        for attempt in range(5):
+            with socket.create_server((self.host, 0)) as probe:
+                port = probe.getsockname()[1]
+            try:
+                self.service = start(
+                    f"{self.host or '[::]'}:{port}",
+                    len(self.addresses),
+                    heartbeat_timeout=_NEVER_SECONDS,
+                    shutdown_timeout=1,
+                )
+                return port
+            except Exception:  # somebody has taken the port in between
+                if attempt == 4:
+                    raise
+        raise AssertionError
+
+    # Listening -----------------------------------------------------------------------
+
+    def hear(self, worker: int, message: dict[str, Any]) -> None:
+        ((kind, content),) = message.items()
+        member = self.members[worker]
+        member.heard = time.monotonic()
+        if kind == "status":
+            member.status = content
+        elif kind == "agree":
+            if content["is_soft"]:
+                self.soft.add(content["name"])
+            self.collect(worker, content["name"], content["value"])
+        elif kind == "withdraw":
+            self.soft.discard(content)
+            self.agreements.pop(content, None)
+        elif kind == "stop":
+            if self.stopping is None:
+                self.stopping = {}
+                self.tell_all("stopping", content)
+        elif kind == "reached":
+            assert self.stopping is not None
+            self.stopping[worker] = content
+            if len(self.stopping) == len(self.addresses):
+                self.tell_all("stop_at", max(self.stopping.values()))
+                self.stopping = None
+        elif kind == "accuse":
+            who = self.describe(content["workers"][0])
+            self.fail(content["workers"], f"{who} {content['text']}")
+        elif kind == "failed":
+            member.reason = content
+        elif kind == "bye":
+            member.has_ended = True
+            for name in list(self.agreements):
+                self.check_possible(name)
+
+    def collect(self, worker: int, name: str, value: Any) -> None:
+        values = self.agreements.setdefault(name, {})
+        values[worker] = value
+        if len(values) == len(self.addresses):
+            del self.agreements[name]
+            self.soft.discard(name)
+            self.tell_all(
+                "agreed", {"name": name, "values": [values[k] for k in sorted(values)]}
+            )
+        else:
+            self.check_possible(name)
+
+    def check_possible(self, name: str) -> None:
+        """Fails an agreement that a worker whose program is done will never join."""
+        values = self.agreements[name]
+        ended = [k for k, m in self.members.items() if m.has_ended and k not in values]
+        if ended and name in self.soft:
+            del self.agreements[name]
+            self.tell_all("agreed", {"name": name, "values": None})
+        elif ended:
+            self.fail(
+                ended,
+                f"{self.describe(ended[0])} has ended its program, while {self.names(values)} "
+                f"wait for it ({name}). All workers have to take the same steps.",
+            )
+
+    def leave(self, worker: int, writer: asyncio.StreamWriter) -> None:
+        member = self.members.get(worker)
+        if member is None or member.writer is not writer:
+            return
+        if not self.has_started:
+            del self.members[worker]
+            if worker == 0:
+                self.fail([0], "Worker 0 ended while the others were joining.")
+            self.tell_missing()
+        elif not member.has_ended:
+            why = (
+                f": {member.reason}"
+                if member.reason
+                else ": its process is gone (killed, or out of memory)."
+            )
+            self.fail([worker], f"{self.describe(worker)} has failed{why}")
+        others = (m for m in self.members.values() if m is not member)
+        if all(m.writer.is_closing() for m in others):
+            self.is_done.set()
+
+    # Watching ------------------------------------------------------------------------
+
+    async def beat(self) -> None:
+        """Tells everybody everybody's status, and looks for who is silent."""
+        while not self.is_done.is_set():
+            await asyncio.sleep(_BEAT_SECONDS)
+            if not self.has_started:
+                self.tell_missing()
+                continue
+            now = time.monotonic()
+            statuses = [
+                self.members[k].status | {"ended": self.members[k].has_ended}
+                for k in range(len(self.addresses))
+            ]
+            waiting = {
+                name: [k for k in self.members if k not in values]
+                for name, values in self.agreements.items()
+            }
+            self.tell_all("status", {"workers": statuses, "waiting": waiting})
+            silent = [
+                k
+                for k, m in self.members.items()
+                if not m.writer.is_closing()
+                and not m.has_ended
+                and now - m.heard > self.heartbeat
+            ]
+            if silent:
+                self.fail(
+                    silent,
+                    f"{self.describe(silent[0])} has not answered for {self.heartbeat:g} s: it is "
+                    "stopped, or its machine or the network is gone, or one call has kept "
+                    "Python busy for as long (then raise `heartbeat`).",
+                )
+
+    def fail(self, workers: list[int], text: str) -> None:
+        """Tells everybody of the first failure; what follows from it is no news."""
+        if self.failure is None:
+            self.failure = {"workers": workers, "text": text}
+            self.tell_all("failure", self.failure)
+            # Not for ever for a worker that is stopped, or beyond a network that is gone.
+            asyncio.get_running_loop().call_later(_LINGER_SECONDS, self.is_done.set)
+
+    def describe(self, worker: int) -> str:
+        member = self.members[worker]
+        parts = [
+            self.addresses[worker],
+            *(str(member.facts[k]) for k in ("process",) if k in member.facts),
+        ]
+        status = member.status
+        where = ""
+        if status.get("step"):
+            where = f", last at step {status['step']}"
+        if status.get("doing"):
+            where += f" ({status['doing']})"
+        if status.get("log"):
+            where += f", its log is {status['log']}"
+        return f"Worker {worker} ({', '.join(parts)}{where})"
+
+    def names(self, workers: Any) -> str:
+        return ", ".join(f"worker {k}" for k in sorted(workers))
+
+    def tell_all(self, kind: str, content: Any) -> None:
+        for member in self.members.values():
+            member.tell(kind, content)
+
+
+async def main() -> None:
+    """Serves until all workers have gone. Its input says for whom, its output that it is ready."""
+    config = json.loads(sys.stdin.readline())
+    host, port = config["host"], config["port"]
+    roster = Roster(config["addresses"], config["heartbeat"], host)
+    try:
+        server = await asyncio.start_server(
+            roster.serve, host or None, port, limit=_LONGEST_LINE
+        )
+    except OSError as error:
+        print(json.dumps({"error": os.strerror(error.errno or 0)}), flush=True)
+        return
+    print(json.dumps({"ready": True}), flush=True)
+    beating = asyncio.create_task(roster.beat())
+    parent = asyncio.create_task(_parent_ends(roster))
+    await roster.is_done.wait()
+    beating.cancel()
+    parent.cancel()
+    server.close()
+    os._exit(0)  # JAX's service would wait for workers that are gone
+
+
+async def _parent_ends(roster: Roster) -> None:
+    """Ends when the worker that started this is gone and nobody else is there to serve."""
+    reader = asyncio.StreamReader()
+    loop = asyncio.get_running_loop()
+    await loop.connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(reader), sys.stdin
+    )
+    await reader.read()
+    while not all(m.writer.is_closing() for m in roster.members.values()):
+        await asyncio.sleep(_BEAT_SECONDS)
+    roster.is_done.set()
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

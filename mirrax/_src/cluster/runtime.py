@@ -1,0 +1,347 @@
+"""Joining a cluster: the roster first, then JAX's own distributed runtime."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import platform
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from mirrax._src.base import jax_compat
+from mirrax._src.base.errors import UnavailableError
+from mirrax._src.cluster.roster import Roster
+
+_SERVER = Path(__file__).with_name("roster_server.py")
+_EXPLAINING_SECONDS = 5.0
+_CONNECT_SECONDS = 120
+
+
+@dataclass(frozen=True)
+class ClusterOptions:
+    """How long a worker waits for the others; each has an environment variable.
+
+    Args:
+        heartbeat: Seconds without a sign of life after which a worker counts as lost
+            (`MIRRAX_HEARTBEAT`). One that dies is noticed at once.
+        step_timeout: Seconds that a worker may be behind the others
+            (`MIRRAX_STEP_TIMEOUT`).
+        join_timeout: Seconds to wait for all workers at the start (`MIRRAX_JOIN_TIMEOUT`).
+        debug: Whether workers compare each program before its first run (`MIRRAX_DEBUG`).
+    """
+
+    heartbeat: float = 20.0
+    step_timeout: float = 600.0
+    join_timeout: float = 300.0
+    debug: bool = False
+
+    @classmethod
+    def of_environment(cls, **given: Any) -> ClusterOptions:
+        """What is given, else what the environment says, else the defaults."""
+        values: dict[str, Any] = {}
+        for name in ("heartbeat", "step_timeout", "join_timeout"):
+            values[name] = _seconds(name, given.get(name), getattr(cls, name))
+        debug = given.get("debug")
+        if debug is None:
+            debug = os.environ.get("MIRRAX_DEBUG", "") not in ("", "0")
+        return cls(**values, debug=bool(debug))
+
+
+def _seconds(name: str, given: float | None, default: float) -> float:
+    variable = f"MIRRAX_{name.upper()}"
+    text = os.environ.get(variable) if given is None else given
+    if text is None:
+        return default
+    try:
+        seconds = float(text)
+    except (TypeError, ValueError):
+        seconds = 0.0
+    if not seconds > 0:
+        where = f"`{name}`" if given is not None else f"The environment's {variable}"
+        raise ValueError(f"{where} must be a positive number of seconds, got {text!r}.")
+    return seconds
+
+
+class Cluster:
+    """The workers that train together, as this one sees them.
+
+    Attributes:
+        worker: This worker's number.
+        size: How many there are.
+        local_size: How many of them are on this machine.
+    """
+
+    def __init__(self, roster: Roster, options: ClusterOptions) -> None:
+        self._roster = roster
+        self._counts: dict[str, int] = {}
+        self.options = options
+        self.names = roster.names
+        self.worker, self.size = roster.worker, len(roster.names)
+        self.hosts = [facts["host"] for facts in roster.facts]
+        self.local_size = self.hosts.count(self.hosts[self.worker])
+
+    def agree(self, what: str, value: Any) -> list[Any]:
+        """All workers' values (as JSON has them), in the order of workers.
+
+        Every worker has to call it equally often for each `what`.
+        """
+        return self.agree_numbered(what, value)[0]
+
+    def agree_numbered(self, what: str, value: Any) -> tuple[list[Any], int]:
+        """All workers' values, and how many agreements on `what` there have been."""
+        self._counts[what] = number = self._counts.get(what, 0) + 1
+        return self._roster.agree(f"{what} {number}", value), number
+
+    def agree_ahead(
+        self, name: str, value: Any, is_wanted: Callable[[], bool]
+    ) -> list[Any]:
+        """As `agree`, on a thread that works ahead, until nobody wants it any more.
+
+        `name` is used once. Workers that have ended are no failure here: they may never
+        have got to it.
+        """
+        return self._roster.agree(name, value, is_wanted)
+
+    def check(self) -> None:
+        """Raises UnavailableError if a worker is lost."""
+        self._roster.check()
+
+    def note_step(self) -> None:
+        """Counts a step, for messages of others that have to name this worker's last one."""
+        self._roster.steps += 1
+
+    @contextlib.contextmanager
+    def explaining(self) -> Iterator[None]:
+        """Says in place of JAX's error which worker is lost, where that is the cause."""
+        try:
+            yield
+        except jax.errors.JaxRuntimeError as error:
+            if self._roster.wait_for_failure(_EXPLAINING_SECONDS):
+                failure = self._roster.failure
+                assert failure is not None
+                self._roster.note_raised()
+                raise UnavailableError(str(failure), failure.workers) from error
+            raise
+
+    def explanation_of(self, error: BaseException) -> UnavailableError | None:
+        """Which worker is lost, if `error` may come of that."""
+        seconds = (
+            _EXPLAINING_SECONDS if isinstance(error, jax.errors.JaxRuntimeError) else 0
+        )
+        if isinstance(error, UnavailableError) or not self._roster.wait_for_failure(
+            seconds
+        ):
+            return None
+        return self._roster.failure
+
+    def limit_waiting(self, seconds: float) -> None:
+        """Lowers how long another worker may be behind this one."""
+        self._roster.step_timeout = min(self._roster.step_timeout, seconds)
+
+    def compare(self, program: str) -> None:
+        """In debug mode: raises unless all workers are about to run the same new program."""
+        if not self.options.debug:
+            return
+        found = self.agree("a new program", program)
+        for k, theirs in enumerate(found):
+            if theirs != found[0]:
+                raise RuntimeError(
+                    f"The workers are about to run different programs.\n  {self.names[0]}: "
+                    f"{found[0]}\n  {self.names[k]}: {theirs}\nAll workers have to take the "
+                    "same steps with the same shapes and dtypes."
+                )
+
+    def request_stop(self, reason: str) -> None:
+        """Asks all workers to stop at the same step."""
+        self._roster.request_stop(reason)
+
+    def should_stop(self) -> bool:
+        """Whether all workers stop at this step; each calls it once a step."""
+        return self._roster.should_stop()
+
+    def tell_failed(self, error: BaseException) -> None:
+        """Tells the others why this worker is about to end."""
+        self._roster.tell_failed(f"{type(error).__name__}: {error}")
+
+    def leave(self) -> None:
+        """Says that this worker's program is done."""
+        self._roster.leave()
+
+
+_current: Cluster | None = None
+
+
+def current_cluster() -> Cluster | None:
+    """The cluster that this process has joined."""
+    return _current
+
+
+def join_cluster(
+    addresses: Sequence[str], names: Sequence[str], worker: int, options: ClusterOptions
+) -> Cluster:
+    """Joins the workers at `addresses` as number `worker`; a second time gives the same.
+
+    Raises:
+        RuntimeError: If JAX has been started already, or the process is in another cluster.
+        UnavailableError: If workers are missing.
+    """
+    global _current
+    facts = {"addresses": list(addresses), **_own_facts()}
+    if _current is not None:
+        if (list(addresses), worker) != _joined_as:
+            raise RuntimeError(
+                f"This process has joined the cluster {', '.join(_joined_as[0])} as worker "
+                f"{_joined_as[1]}, and cannot be in another one as well. Start a process for "
+                "each."
+            )
+        return _current
+    if jax_compat.backend_started() and not jax.distributed.is_initialized():
+        raise RuntimeError(
+            "MultiWorkerMirroredStrategy has to be made before anything uses JAX's devices, "
+            "but JAX has started already. Make the strategy at the top of the program, "
+            "before arrays are made or devices are listed."
+        )
+    host, port = _host_and_port(addresses[0])
+    if worker == 0:
+        _start_server(list(addresses), host, port, options.heartbeat)
+    roster = Roster(
+        (host, port), worker, names, facts, options.heartbeat, options.step_timeout
+    )
+    roster.join(options.join_timeout)
+    _check_facts(roster)
+    if not jax.distributed.is_initialized():
+        _connect_jax(roster, host)
+    _current = Cluster(roster, options)
+    _joined_as[:] = [list(addresses), worker]
+    _install_hooks(_current)
+    return _current
+
+
+_joined_as: list[Any] = []
+
+
+def _own_facts() -> dict[str, Any]:
+    import mirrax
+
+    return {
+        "host": socket.gethostname(),
+        "process": f"process {os.getpid()} on {socket.gethostname()}",
+        "versions": {
+            "mirrax": mirrax.__version__,
+            "jax": jax.__version__,
+            "python": ".".join(platform.python_version_tuple()[:2]),
+        },
+        "settings": {name: getattr(jax.config, name) for name in _SETTINGS},
+    }
+
+
+# What changes the programs that workers run together.
+_SETTINGS = (
+    "jax_enable_x64",
+    "jax_default_matmul_precision",
+    "jax_numpy_dtype_promotion",
+)
+
+
+def _check_facts(roster: Roster) -> None:
+    """Raises where workers have been set up differently, with both sides."""
+    for k, facts in enumerate(roster.facts):
+        for kind in ("versions", "settings"):
+            for name, value in facts[kind].items():
+                first = roster.facts[0][kind][name]
+                if value != first:
+                    raise RuntimeError(
+                        f"The workers differ: {name} is {first} on {roster.names[0]} and {value} "
+                        f"on {roster.names[k]}. Set all workers up alike."
+                    )
+
+
+def _host_and_port(address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+def _address(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _start_server(addresses: list[str], host: str, port: int, heartbeat: float) -> None:
+    # Loopback stays on this machine; any other name may not be that of an own interface.
+    is_local = host == "localhost" or host.startswith("127.") or host == "::1"
+    config = {
+        "addresses": addresses,
+        "host": host if is_local else "",
+        "port": port,
+        "heartbeat": heartbeat,
+    }
+    server = subprocess.Popen(
+        [sys.executable, "-P", str(_SERVER)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
+        text=True,
+    )
+    assert server.stdin is not None and server.stdout is not None
+    server.stdin.write(json.dumps(config) + "\n")
+    server.stdin.flush()
+    answer = json.loads(server.stdout.readline() or '{"error": "it has ended at once"}')
+    if "error" in answer:
+        raise RuntimeError(
+            f"Worker 0 cannot listen at its address {addresses[0]}: {answer['error']}. Does "
+            "another program, or an earlier run, still use the port?"
+        )
+    _servers.append(server)  # its input stays open as long as this process lives
+
+
+_servers: list[Any] = []
+
+
+def _connect_jax(roster: Roster, host: str) -> None:
+    """Joins JAX's runtime, on a thread: it cannot be interrupted."""
+    outcome: list[Any] = []
+    done = threading.Event()
+
+    def connect() -> None:
+        try:
+            jax_compat.connect_workers(
+                _address(host, roster.port),
+                roster.worker,
+                len(roster.names),
+                _CONNECT_SECONDS,
+            )
+        except Exception as error:
+            outcome.append(error)
+        done.set()
+
+    threading.Thread(target=connect, name="mirrax-connect", daemon=True).start()
+    while not done.wait(0.2):
+        roster.check()
+    if outcome:
+        roster.wait_for_failure(_EXPLAINING_SECONDS)
+        roster.check()
+        raise outcome[0]
+
+
+def _install_hooks(cluster: Cluster) -> None:
+    """Has the others told how this process ends, and its user which worker was lost."""
+    previous = sys.excepthook
+
+    def tell(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+        explanation = cluster.explanation_of(error)
+        previous(kind, error, trace)
+        if explanation is not None:
+            print(f"mirrax: {explanation}", file=sys.stderr, flush=True)
+        cluster.tell_failed(error)
+
+    sys.excepthook = tell
+    atexit.register(cluster.leave)

@@ -1,0 +1,121 @@
+"""One attempt: watches the workers from their start to the end of the last one."""
+
+from __future__ import annotations
+
+import signal
+import time
+
+from mirrax._src.cluster.local_cluster import LocalCluster, WorkerEnd
+from mirrax._src.command_line import exits
+from mirrax._src.command_line.screen import Screen
+from mirrax._src.command_line.stopping import StopSignals
+from mirrax._src.command_line.verdict import Case, read_case
+
+_POLL_SECONDS = 0.1
+_SECONDS_TO_SHOW_STACKS = 1.0
+
+
+class Attempt:
+    """Passes signals on, and ends the others when one worker has failed.
+
+    Args:
+        cluster: The workers.
+        stop: The signals that the launcher gets.
+        screen: Where to say what happens.
+        grace_after_failure: Seconds that the others get to end by themselves.
+        grace_after_signal: Seconds that workers get to save.
+    """
+
+    def __init__(
+        self,
+        cluster: LocalCluster,
+        stop: StopSignals,
+        screen: Screen,
+        grace_after_failure: float,
+        grace_after_signal: float,
+    ) -> None:
+        self._cluster, self._stop, self._screen = cluster, stop, screen
+        self._grace_after_failure = grace_after_failure
+        self._grace_after_signal = grace_after_signal
+        self._ends: list[WorkerEnd] = []
+        self._killed: set[int] = set()
+        self._stopped: set[int] = set()
+        self._deadline: float | None = None
+        self._has_passed_on = False
+
+    def watch(self) -> list[Case]:
+        """Waits until all workers have ended."""
+        while self._cluster.running:
+            self._note_ends(_POLL_SECONDS)
+            self._look_for_signals()
+            if self._stop.is_urgent():
+                self._kill()
+            elif self._deadline is not None and time.monotonic() > self._deadline:
+                self._end_late_ones()
+        return [self._case(end) for end in self._ends]
+
+    def _note_ends(self, seconds: float) -> None:
+        for end in self._cluster.wait(seconds):
+            self._ends.append(end)
+            if end.returncode != 0 and self._deadline is None:
+                self._start_grace(end)
+
+    def _start_grace(self, end: WorkerEnd) -> None:
+        is_preempted = end.returncode == exits.PREEMPTED
+        grace = self._grace_after_signal if is_preempted else self._grace_after_failure
+        self._deadline = time.monotonic() + grace
+        if self._cluster.running:
+            self._screen.say(
+                f"mirrax: worker {end.worker} has ended: {exits.describe(end.returncode)}. "
+                f"The others get {grace:g} s to end by themselves.",
+                "bold",
+            )
+
+    def _look_for_signals(self) -> None:
+        if self._screen.is_broken and self._stop.first is None:
+            self._stop.request(signal.SIGPIPE)  # nobody reads any more, as with `| head`
+        passed = self._stop.passed
+        if passed is None or self._has_passed_on:
+            return
+        self._has_passed_on = True
+        self._cluster.send_signal(passed)
+        self._deadline = self._deadline or time.monotonic() + self._grace_after_signal
+        self._screen.say(
+            f"mirrax: {passed.name} is passed on to the workers, which get "
+            f"{self._deadline - time.monotonic():.0f} s. Once more kills them at once.",
+            "bold",
+        )
+
+    def _end_late_ones(self) -> None:
+        """Has those that still run say where they are, then kills them."""
+        late = ", ".join(map(str, sorted(self._cluster.running)))
+        self._screen.say(f"mirrax: still running and killed now: worker {late}.", "bold")
+        if not self._has_passed_on:
+            self._note_killed()
+            self._cluster.send_signal(signal.SIGABRT)
+            end = time.monotonic() + _SECONDS_TO_SHOW_STACKS
+            while self._cluster.running - self._stopped and time.monotonic() < end:
+                self._note_ends(_POLL_SECONDS)
+        self._kill()
+
+    def _kill(self) -> None:
+        self._note_killed()
+        self._cluster.send_signal(signal.SIGKILL)
+        while self._cluster.running:
+            self._note_ends(_POLL_SECONDS)
+
+    def _note_killed(self) -> None:
+        running = self._cluster.running
+        self._killed |= running
+        self._stopped |= {n for n in running if self._cluster.is_stopped(n)}
+
+    def _case(self, end: WorkerEnd) -> Case:
+        n = end.worker
+        return read_case(
+            end,
+            self._cluster.logs[n],
+            self._cluster.log_starts[n],
+            self._cluster.failures[n],
+            n in self._killed,
+            n in self._stopped,
+        )

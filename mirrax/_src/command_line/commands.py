@@ -1,0 +1,129 @@
+"""The commands and their options."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+import mirrax
+from mirrax._src.command_line import run as running
+
+
+class _Sizes(click.ParamType):
+    """`4`, or `2:4` for at least 2 and at most 4."""
+
+    name = "N|MIN:MAX"
+
+    def convert(
+        self, value: str, param: click.Parameter | None, context: click.Context | None
+    ) -> tuple[int, int]:
+        low, _, high = value.partition(":")
+        try:
+            sizes = int(low), int(high or low)
+        except ValueError:
+            self.fail(f"{value!r} is neither a number nor MIN:MAX, such as 2:4.")
+        if not 1 <= sizes[0] <= sizes[1]:
+            self.fail(f"{value!r}: at least 1, and MIN at most MAX, such as 2:4.")
+        return sizes
+
+
+_positive = click.IntRange(min=1)
+_seconds = click.FloatRange(min=0)
+
+
+@click.group()
+@click.version_option(mirrax.__version__)
+def commands() -> None:
+    """TensorFlow's distribution strategies for JAX."""
+
+
+@commands.command(
+    # What follows the script is the script's.
+    context_settings={"allow_interspersed_args": False, "show_default": True}
+)
+@click.option(
+    "--workers",
+    type=_Sizes(),
+    required=True,
+    help="How many workers to start. With MIN:MAX it starts MAX, and goes on with fewer "
+    "after some have failed.",
+)
+@click.option(
+    "--devices-per-worker",
+    type=_positive,
+    help="Logical CPU devices of each worker; on GPUs how many each worker gets (all "
+    "visible ones are divided if it is not given).",
+)
+@click.option(
+    "--max-restarts",
+    type=click.IntRange(min=0),
+    default=0,
+    help="How often to start all workers anew after a failure. The script goes on from its "
+    "last checkpoint.",
+)
+@click.option(
+    "--log-dir",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Where the workers' logs are kept, worker-0.log and so on.",
+)
+@click.option(
+    "--platform",
+    type=click.Choice(["cpu", "gpu"]),
+    help="What the workers run on; JAX chooses if it is not given.",
+)
+@click.option(
+    "--grace-after-failure",
+    type=_seconds,
+    default=10,
+    metavar="SECONDS",
+    help="How long the others may go on when one has failed.",
+)
+@click.option(
+    "--grace-after-signal",
+    type=_seconds,
+    default=60,
+    metavar="SECONDS",
+    help="How long workers may save when this command has got SIGTERM or Ctrl-C.",
+)
+@click.option("-m", "is_module", is_flag=True, help="SCRIPT is a module's name.")
+@click.argument("script")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def run(
+    workers: tuple[int, int],
+    devices_per_worker: int | None,
+    max_restarts: int,
+    log_dir: Path | None,
+    platform: str | None,
+    grace_after_failure: float,
+    grace_after_signal: float,
+    is_module: bool,
+    script: str,
+    arguments: tuple[str, ...],
+) -> None:
+    """Runs a script on several workers on this machine.
+
+    Each worker runs `python SCRIPT ARGUMENTS` with a TF_CONFIG of its own, as
+    mx.distribute.MultiWorkerMirroredStrategy() reads it. If one fails, the others are ended,
+    and the failing worker's own traceback is shown last. Exit codes: that of the first
+    failure; 128 + n for signal n; 42 if the workers were told to stop and have saved.
+    """
+    if not is_module and not Path(script).exists():
+        raise click.UsageError(f"There is no script {script!r} in {Path.cwd()}.")
+    options = running.RunOptions(
+        command=(sys.executable, *(["-m"] if is_module else []), script, *arguments),
+        minimum=workers[0],
+        maximum=workers[1],
+        devices=devices_per_worker,
+        max_restarts=max_restarts,
+        log_dir=log_dir,
+        platform=platform,
+        grace_after_failure=grace_after_failure,
+        grace_after_signal=grace_after_signal,
+    )
+    try:
+        code = running.launch(options)
+    except running.LaunchError as error:
+        raise click.ClickException(str(error)) from None
+    running.end_with(code)

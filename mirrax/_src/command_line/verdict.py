@@ -1,0 +1,217 @@
+"""Which worker failed first and why, when all of them have ended.
+
+The first process to end is often not the one to blame: a worker that loses another may be
+gone before the other has printed its traceback. So each worker's own report decides, and the
+time only among those that failed by themselves.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mirrax._src.cluster.local_cluster import WorkerEnd, read_tail
+from mirrax._src.command_line import exits
+
+_SHOWN_LINES = 25
+_SEARCHED_LINES = 150
+_MARKS = ("Traceback (most recent call last)", "Fatal Python error")
+
+
+@dataclass(frozen=True)
+class Case:
+    """All that is known of a worker that has ended.
+
+    Attributes:
+        end: How its process ended.
+        report: What it wrote down about an uncaught exception.
+        was_killed: Whether the launcher did it.
+        was_stopped: Whether it was stopped then, by SIGSTOP.
+        last_lines: The end of its log.
+    """
+
+    end: WorkerEnd
+    report: dict[str, Any] | None = None
+    was_killed: bool = False
+    was_stopped: bool = False
+    last_lines: str = ""
+
+    @property
+    def worker(self) -> int:
+        """Its number."""
+        return self.end.worker
+
+    @property
+    def time(self) -> float:
+        """When it failed: an interpreter may take long to end after that."""
+        return self.report["time"] if self.report else self.end.time
+
+    @property
+    def is_consequence(self) -> bool:
+        """Whether it failed because another worker did."""
+        if self.report is not None:
+            return self.report["is_consequence"]
+        return self.end.returncode == exits.LOST_ANOTHER
+
+    @property
+    def failed_by_itself(self) -> bool:
+        """Whether nobody else is to blame."""
+        if self.is_consequence or self.end.returncode == 0:
+            return False
+        return self.report is not None or not self.was_killed
+
+    @property
+    def code(self) -> int:
+        """Its exit code as a shell gives it; 1 for an exception that it could not end by."""
+        is_late = self.was_killed and self.report is not None
+        return 1 if is_late else exits.shell_code(self.end.returncode)
+
+    def reason(self) -> str:
+        """In a few words why it ended."""
+        if self.report is None:
+            how = exits.describe(self.end.returncode)
+            error = last_error(self.last_lines)
+            return f"{error} ({how})" if error and self.end.returncode == 1 else how
+        first_line = self.report["message"].partition("\n")[0]
+        text = f"{self.report['type']}: {first_line}".removesuffix(": ")
+        return f"{text} (exit code {self.code})" if self.code != 1 else text
+
+    def traceback(self) -> str:
+        """Its own traceback, else what its log ends with."""
+        if self.report is not None:
+            return self.report["traceback"].rstrip()
+        return last_words(self.last_lines)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of an attempt.
+
+    Attributes:
+        cases: All workers, in order.
+        first: The one that failed first; None if none has.
+        blamed: The workers that failed by themselves, or that the others lost.
+        code: The exit code that follows from it.
+    """
+
+    cases: tuple[Case, ...]
+    first: Case | None
+    blamed: tuple[int, ...]
+    code: int
+
+    @property
+    def is_preemption(self) -> bool:
+        """Whether workers have only saved, to be started again."""
+        codes = {case.code for case in self.cases if case.worker in self.blamed}
+        return codes == {exits.PREEMPTED}
+
+    def explain(self, started: float, oom_kills: int) -> str:
+        """The verdict for a person to read."""
+        first = self.first
+        assert first is not None
+        head = f"Worker {first.worker} {self._how(first)}, {first.time - started:.1f} s after the start"
+        parts = [f"{head}: {first.reason()}."]
+        if first.end.returncode == -9 and first.failed_by_itself:
+            if not first.was_killed:
+                parts.append(exits.guess_about_kill(oom_kills, first.end.peak_bytes))
+        if text := first.traceback():
+            where = "" if first.report else "Its log ends with:\n"
+            parts.append(where + _indented(text))
+        parts += filter(None, [self._what_others_say(), self._others()])
+        return "\n\n".join(parts)
+
+    def _how(self, case: Case) -> str:
+        if case.end.returncode == exits.PREEMPTED:
+            return "was preempted"
+        if case.failed_by_itself:
+            return "failed first"
+        if case.was_stopped:
+            return "did not answer: its process was stopped (SIGSTOP), and was killed"
+        if case.was_killed:
+            return "did not answer, and was killed"
+        return "was lost by the others"
+
+    def _what_others_say(self) -> str:
+        """A consequence's message, where the first failure has none of its own."""
+        assert self.first is not None
+        if self.first.failed_by_itself:
+            return ""
+        said = [c for c in self.cases if c.is_consequence and c.report is not None]
+        if not said:
+            return ""
+        case = min(said, key=lambda c: c.time)
+        return f"Worker {case.worker} said:\n{_indented(case.traceback())}"
+
+    def _others(self) -> str:
+        lines = [
+            f"Worker {case.worker}: {text}"
+            for case in self.cases
+            if case is not self.first and (text := self._of_other(case))
+        ]
+        return "\n".join(lines)
+
+    def _of_other(self, case: Case) -> str:
+        if case.failed_by_itself:
+            return case.reason()
+        if case.is_consequence:
+            return f"ended because another was lost ({case.reason()})"
+        if case.was_stopped:
+            return "was stopped (SIGSTOP), and killed"
+        if case.was_killed:
+            return "was still running, and was killed; its log says where it was"
+        return "ended with exit code 0"
+
+
+def read_case(
+    end: WorkerEnd,
+    log: Path,
+    log_start: int,
+    failure: Path,
+    was_killed: bool,
+    was_stopped: bool,
+) -> Case:
+    """Collects what a worker has left behind."""
+    try:
+        report = json.loads(failure.read_text())
+    except (OSError, ValueError):
+        report = None
+    tail = read_tail(log, log_start)
+    return Case(end, report, was_killed, was_stopped, tail)
+
+
+def judge(cases: list[Case]) -> Verdict:
+    """Finds out who failed first."""
+    cases = sorted(cases, key=lambda case: case.worker)
+    own = sorted((c for c in cases if c.failed_by_itself), key=lambda c: c.time)
+    if own:
+        blamed = tuple(sorted(case.worker for case in own))
+        return Verdict(tuple(cases), own[0], blamed, own[0].code)
+    others = sorted((c for c in cases if c.is_consequence), key=lambda c: c.time)
+    if not others:
+        return Verdict(tuple(cases), None, (), 0)
+    lost = {n for c in others if c.report for n in c.report["lost"]}
+    blamed = [case for case in cases if case.worker in lost] or others[:1]
+    first = min(blamed, key=lambda case: case.time)
+    numbers = tuple(case.worker for case in blamed)
+    return Verdict(tuple(cases), first, numbers, others[0].code)
+
+
+def last_words(text: str) -> str:
+    """The end of a log, from its last traceback on if that is near."""
+    lines = text.rstrip().splitlines()
+    start = max(len(lines) - _SHOWN_LINES, 0)
+    near = range(max(len(lines) - _SEARCHED_LINES, 0), len(lines))
+    marked = [i for i in near if any(mark in lines[i] for mark in _MARKS)]
+    return "\n".join(lines[min(start, marked[-1]) if marked else start :])
+
+
+def last_error(text: str) -> str:
+    """The last line of a log, if it is the last one of a traceback."""
+    *before, last = text.rstrip().splitlines()[-_SEARCHED_LINES:] or [""]
+    return last if any(_MARKS[0] in line for line in before) else ""
+
+
+def _indented(text: str) -> str:
+    return "\n".join(f"  {line}".rstrip() for line in text.splitlines())

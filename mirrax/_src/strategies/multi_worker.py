@@ -1,0 +1,245 @@
+"""`MultiWorkerMirroredStrategy`: one replica on each device of several machines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mirrax._src.base.devices import device_name, resolve_devices
+from mirrax._src.base.mesh import ReplicaMesh
+from mirrax._src.base.values import PyTree, Stacked, copies_of, to_device
+from mirrax._src.cluster.resolver_tf_config import TFConfigClusterResolver
+from mirrax._src.cluster.resolvers import ClusterResolver
+from mirrax._src.cluster.runtime import Cluster, ClusterOptions, join_cluster
+from mirrax._src.cluster.spec import TrainingCluster, training_cluster
+from mirrax._src.collectives.algorithms import NcclAllReduce
+from mirrax._src.collectives.launch import launch
+from mirrax._src.collectives.options import (
+    CommunicationImplementation,
+    CommunicationOptions,
+)
+from mirrax._src.collectives.programs import FirstProgram
+from mirrax._src.input.splitting import Share
+from mirrax._src.strategies.extended import StrategyExtended
+from mirrax._src.strategies.strategy import Strategy
+
+# Up to this size initial values travel with the message that compares them.
+_SMALL_BYTES = 64 * 1024
+_SMALLEST_BUCKET = 64 * 1024
+
+
+class _MultiWorkerExtended(StrategyExtended):
+    __module__ = "mirrax.distribute"
+
+    def __init__(self, task: TrainingCluster, options: CommunicationOptions) -> None:
+        super().__init__(NcclAllReduce(), options)
+        self._task = task
+
+    @property
+    def worker_devices(self) -> tuple[str, ...]:
+        where = f"/job:{self._task.task_type}/replica:0/task:{self._task.task_id}"
+        if self._task.task_type is None:
+            return super().worker_devices
+        return tuple(f"{where}/device:{n}" for n in self.device_names)
+
+    @property
+    def _is_chief(self) -> bool:
+        return not self._task.index
+
+    @property
+    def should_checkpoint(self) -> bool:
+        """Whether this worker writes checkpoints: the first one does."""
+        return self._is_chief
+
+    @property
+    def should_save_summary(self) -> bool:
+        """Whether this worker writes summaries: the first one does."""
+        return self._is_chief
+
+    @property
+    def experimental_between_graph(self) -> bool:
+        """Whether each worker builds a program of its own: it does."""
+        return True
+
+
+class MultiWorkerMirroredStrategy(Strategy):
+    """Synchronous training on all devices of several machines.
+
+    Every worker runs the same program and makes the strategy first of all, before anything
+    uses JAX's devices. Who the workers are is in the environment variable `TF_CONFIG`, or
+    in what another `cluster_resolver` says; without either this is one worker with its own
+    devices. `mirrax run --workers 2 train.py` starts workers on one machine.
+
+    >>> strategy = mx.distribute.MultiWorkerMirroredStrategy()
+    >>> strategy.num_replicas_in_sync, strategy.cluster_resolver.task_type
+    (1, None)
+
+    Args:
+        cluster_resolver: Says who the workers are; a `TFConfigClusterResolver` by default.
+        communication_options: How values travel: a `CommunicationOptions`, whose
+            `timeout_seconds` is the default of `step_timeout`.
+        communication: The older form of it: a `CollectiveCommunication`.
+        heartbeat: Seconds without a sign of life after which a worker counts as lost, 20 by
+            default. One that dies is noticed at once.
+        step_timeout: Seconds that a worker may be behind the others, 600 by default.
+        join_timeout: Seconds to wait for all workers at the start, 300 by default.
+        debug: Whether the workers compare each program before they first run it.
+
+    Raises:
+        ValueError: If the cluster is not described right.
+        UnavailableError: If workers are missing.
+    """
+
+    __module__ = "mirrax.distribute"
+
+    def __init__(
+        self,
+        cluster_resolver: ClusterResolver | None = None,
+        communication_options: CommunicationOptions | None = None,
+        communication: CommunicationImplementation | str | None = None,
+        *,
+        heartbeat: float | None = None,
+        step_timeout: float | None = None,
+        join_timeout: float | None = None,
+        debug: bool | None = None,
+    ) -> None:
+        options = _communication(communication_options, communication)
+        self._resolver = cluster_resolver or TFConfigClusterResolver()
+        task = training_cluster(self._resolver)
+        if task.task_type == "ps":
+            raise ValueError(
+                "This process is a parameter server (task type 'ps'), which "
+                "MultiWorkerMirroredStrategy does not use: it trains on workers only. Leave "
+                '"ps" out of the cluster.'
+            )
+        self._cluster: Cluster | None = None
+        if task.index is not None and task.size > 1:
+            self._cluster = join_cluster(
+                task.addresses,
+                task.names,
+                task.index,
+                ClusterOptions.of_environment(
+                    heartbeat=heartbeat,
+                    step_timeout=step_timeout or options.timeout_seconds,
+                    join_timeout=join_timeout,
+                    debug=debug,
+                ),
+            )
+        extended = _MultiWorkerExtended(task, options)
+        super().__init__(
+            extended, ReplicaMesh(_devices(task, self._cluster), self._cluster)
+        )
+        extended.attach(self)
+        extended.check_options(options)
+
+    @property
+    def cluster_resolver(self) -> ClusterResolver:
+        """Who the workers are, and which this one is."""
+        return self._resolver
+
+    @property
+    def input_share(self) -> Share:
+        mesh = self.replica_mesh
+        assert mesh is not None
+        if self._cluster is None:
+            return super().input_share
+        return Share(self._cluster.size, self._cluster.worker, len(mesh.local_ids))
+
+    def _run(
+        self, fn: Callable[..., PyTree], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> PyTree:
+        if self._cluster is None:
+            return super()._run(fn, args, kwargs)
+        self._cluster.note_step()
+        with self._cluster.explaining():
+            return super()._run(fn, args, kwargs)
+
+    def should_stop(self) -> bool:
+        if self._cluster is None:
+            return super().should_stop()
+        return self._cluster.should_stop()
+
+    def request_stop(self, reason: str = "requested") -> None:
+        if self._cluster is None:
+            super().request_stop(reason)
+        else:
+            self._cluster.request_stop(reason)
+
+    def initial_on_all_workers(self, array: jax.Array) -> jax.Array:
+        """The first worker's `array`; the others' only has to have its shape and dtype."""
+        if self._cluster is None:
+            return array
+        own = np.asarray(array)
+        facts = [list(own.shape), own.dtype.name]
+        is_small = own.nbytes <= _SMALL_BYTES
+        is_first = self._cluster.worker == 0
+        data = own.tobytes().hex() if is_small and is_first else ""
+        found = self._cluster.agree("a new variable", [facts, data])
+        for k, (theirs, _) in enumerate(found):
+            if theirs != found[0][0]:
+                raise ValueError(
+                    "Workers make different variables at the same place: "
+                    f"{_show(found[0][0])} on {self._cluster.names[0]}, {_show(theirs)} on "
+                    f"{self._cluster.names[k]}."
+                )
+        if is_small:
+            received = bytes.fromhex(found[0][1])
+            return jnp.asarray(np.frombuffer(received, own.dtype).reshape(own.shape))
+        # On another thread, because a program cannot be launched while one is traced.
+        with ThreadPoolExecutor(1) as thread:
+            return jnp.asarray(thread.submit(self._broadcast, own).result())
+
+    def _broadcast(self, own: np.ndarray) -> np.ndarray:
+        """The first worker's bytes, in sizes that need few programs."""
+        mesh = self.replica_mesh
+        assert mesh is not None
+        size = max(_SMALLEST_BUCKET, 1 << (own.nbytes - 1).bit_length())
+        flat = np.zeros(size // 4, np.int32)
+        flat.view(np.uint8)[: own.nbytes] = np.frombuffer(own.tobytes(), np.uint8)
+        parts = [to_device(flat, device) for device in mesh.local_devices]
+        piece = Stacked(mesh.join(parts, mirrored=False), mesh, is_scalar=False)
+        whole = np.asarray(copies_of(launch(FirstProgram(), mesh, [piece])[0])[0])
+        return whole.view(np.uint8)[: own.nbytes].view(own.dtype).reshape(own.shape)
+
+
+def _communication(
+    options: CommunicationOptions | None,
+    communication: CommunicationImplementation | str | None,
+) -> CommunicationOptions:
+    if options is not None and not isinstance(options, CommunicationOptions):
+        raise TypeError(
+            f"`communication_options` must be a CommunicationOptions, got {options!r}."
+        )
+    if communication is None:
+        return options or CommunicationOptions()
+    if options is not None:
+        raise ValueError(
+            "`communication` is the older form of `communication_options`; give one of them."
+        )
+    return CommunicationOptions(implementation=communication)
+
+
+def _devices(task: TrainingCluster, cluster: Cluster | None) -> tuple[Any, ...]:
+    """The devices of all workers, worker by worker."""
+    if cluster is None:
+        devices = resolve_devices(None)
+        is_alone_on_cpu = not task.size and devices[0].platform == "cpu"
+        return devices[:1] if is_alone_on_cpu else devices
+    found = cluster.agree("devices", [device_name(d) for d in resolve_devices(None)])
+    for k, names in enumerate(found):
+        if names != found[0]:
+            raise ValueError(
+                "The workers have different devices: "
+                f"{', '.join(found[0])} on {cluster.names[0]}, {', '.join(names)} on "
+                f"{cluster.names[k]}. Give every worker as many of the same kind."
+            )
+    return tuple(sorted(jax.devices(), key=lambda d: (d.process_index, d.id)))
+
+
+def _show(facts: list[Any]) -> str:
+    return f"{facts[1]}{facts[0]}"
