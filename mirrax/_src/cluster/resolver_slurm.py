@@ -127,8 +127,8 @@ class SlurmClusterResolver(ClusterResolver):
         asked, found = sum(self._jobs.values()), len(self._tasks)
         if asked != found:
             raise RuntimeError(
-                f"The jobs {self._jobs} have {asked} tasks, but Slurm's nodes have {found}: "
-                f"{', '.join(address for _, address in self._tasks)}."
+                f"The jobs {self._jobs} have {asked} tasks, but there are {found} on the nodes "
+                f"of this step ({os.environ.get('SLURM_STEP_NODELIST')})."
             )
         if self._rank >= found:
             raise RuntimeError(

@@ -5,6 +5,7 @@ Its properties answer as TensorFlow's do; `claim` is what is read strictly befor
 
 from __future__ import annotations
 
+import collections
 import json
 import os
 from typing import Any
@@ -179,9 +180,8 @@ def _read() -> dict[str, Any]:
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    keys = [key for key, _ in pairs]
-    for key in keys:
-        if keys.count(key) > 1:
+    for key, count in collections.Counter(key for key, _ in pairs).items():
+        if count > 1:
             raise ValueError(f"the key {show(key)} is there twice in one object.")
     return dict(pairs)
 

@@ -59,16 +59,9 @@ class ClusterResolver(abc.ABC):
             config_proto: Ignored; TensorFlow has it.
         """
         devices = jax.local_devices()
-        asked = (task_type, task_id)
-        if None not in asked and asked != (self.task_type, self.task_id):
-            cluster = self.cluster_spec()
-            cluster.task_address(*asked)  # type: ignore[arg-type]
-            jobs = [job for job in TRAINING_JOBS if job in cluster.jobs]
-            tasks = [
-                (job, index) for job in jobs for index in cluster.task_indices(job)
-            ]
-            is_known = asked in tasks and jax.process_count() == len(tasks)
-            process = tasks.index(asked) if is_known else None
+        is_own = (task_type, task_id) == (self.task_type, self.task_id)
+        if task_type is not None and task_id is not None and not is_own:
+            process = self._process_of(task_type, task_id)
             devices = [d for d in jax.devices() if d.process_index == process]
         kinds = map(device_kind, devices)
         return collections.Counter(kind for kind in kinds if kind != "CPU")
@@ -100,6 +93,16 @@ class ClusterResolver(abc.ABC):
         """What `training_cluster` is to check."""
         cluster = self.cluster_spec().as_dict()
         return Claim(cluster, self.task_type, self.task_id)
+
+    def _process_of(self, task_type: str, task_id: int) -> int | None:
+        """The number that JAX gives to a task; None if it has not joined."""
+        cluster = self.cluster_spec()
+        cluster.task_address(task_type, task_id)
+        jobs = [job for job in TRAINING_JOBS if job in cluster.jobs]
+        tasks = [(job, index) for job in jobs for index in cluster.task_indices(job)]
+        if (task_type, task_id) not in tasks or jax.process_count() != len(tasks):
+            return None
+        return tasks.index((task_type, task_id))
 
     def __repr__(self) -> str:
         task = f"task_type={self.task_type!r}, task_id={self.task_id!r}"

@@ -259,6 +259,11 @@ class DistributedIterator(IteratorBase):
         return Together(steps, mesh, dataset.share, spec, is_dealt, schedule)
 
     @property
+    def is_global(self) -> bool:
+        """Whether its state is the same on all workers."""
+        return self._dataset.is_global
+
+    @property
     def element_spec(self) -> PyTree:
         """The specs of an element."""
         return self._dataset.element_spec

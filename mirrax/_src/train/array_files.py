@@ -42,12 +42,20 @@ def save_arrays(path: Path, tree: Any) -> None:
     import orbax.checkpoint as ocp
 
     chunks = jax.tree.map(lambda _: ocp.SaveArgs(chunk_byte_size=_CHUNK_BYTES), tree)
-    handler = ocp.PyTreeCheckpointHandler(use_compression=False)
+    # Of several workers one writes, and must not wait for the others.
+    alone = ocp.options.MultiprocessingOptions(
+        primary_host=jax.process_index(),
+        active_processes={jax.process_index()},
+        barrier_sync_key_prefix=path.parent.name,
+    )
+    handler = ocp.PyTreeCheckpointHandler(
+        use_compression=False, multiprocessing_options=alone
+    )
     log = logging.getLogger("absl")
     level = log.level
     log.setLevel(logging.CRITICAL)  # an error is raised, no need to print it as well
     try:
-        ocp.Checkpointer(handler).save(
+        ocp.Checkpointer(handler, multiprocessing_options=alone).save(
             path.absolute(), args=ocp.args.PyTreeSave(tree, save_args=chunks)
         )
     except RuntimeError as error:

@@ -17,6 +17,7 @@ from mirrax._src.base import context
 from mirrax._src.base.errors import DataLossError, warn_user
 from mirrax._src.base.jax_compat import in_trace
 from mirrax._src.base.logical import launching
+from mirrax._src.cluster.runtime import current_cluster
 from mirrax._src.state.variable import OrdinaryVariable, Variable, VariableSpec
 from mirrax._src.train import storage
 from mirrax._src.train.restoring import Matching, RestoreStatus, open_checkpoint
@@ -164,7 +165,8 @@ class Checkpoint:
 
         It returns as soon as the values are safe from later steps; a thread writes them, and
         `sync` waits for it. An error of that thread is raised by the next `save` or `sync`;
-        so call `sync` after the last one.
+        so call `sync` after the last one. Of several workers all have to call it, and the
+        first one writes; another only where it gives a path of its own.
         """
         _check_outside("save")
         with self._lock:
@@ -211,13 +213,17 @@ class Checkpoint:
         is_one_of_many: bool,
         then: Callable[[Contents], None] | None = None,
     ) -> str:
+        # The thread may outlive a `chdir`, and must not replace a link.
+        place = Path(os.path.realpath(path))
+        is_writer = writes_to(place)
         arrays, values = {}, {}
         with launching:  # no other thread's step may take the memory meanwhile
             for name, item in self.collect().items.items():
                 (arrays if item.is_array else values)[name] = _taken(name, item)
-            _copy_to_host(arrays)
-        # The thread may outlive a `chdir`, and must not replace a link.
-        place = Path(os.path.realpath(path))
+            if is_writer:
+                _copy_to_host(arrays)
+        if not is_writer:
+            return path
         writer.start(self, place, arrays, values, is_one_of_many, then)
         if options is not None and not options.experimental_enable_async_checkpoint:
             self.sync()
@@ -253,13 +259,43 @@ class Checkpoint:
         _check_outside("restore")
         if save_path is None:
             return RestoreStatus(None)
-        matching = Matching(self, open_checkpoint(save_path))
+        matching = Matching(self, _opened_together(save_path))
         matching.restore_more()
         self._matching = matching
         return RestoreStatus(matching)
 
     def __repr__(self) -> str:
         return f"<mx.train.Checkpoint of {', '.join(self._parts) or 'nothing'}>"
+
+
+def writes_to(place: Path) -> bool:
+    """Whether this worker writes the checkpoint that all are about to save."""
+    cluster = current_cluster()
+    if cluster is None:
+        return True
+    first = cluster.agree("a checkpoint to save", str(place))[0]
+    return cluster.worker == 0 or str(place) != first
+
+
+def _opened_together(path: str | os.PathLike[str]) -> Contents:
+    """A checkpoint to read, the same on all workers."""
+    cluster = current_cluster()
+    if cluster is None:
+        return open_checkpoint(path)
+    wait_for_saves()
+    cluster.agree("a checkpoint to restore", None)  # the first worker has written it
+    contents = open_checkpoint(path)
+    own = [contents.path.name, contents.sequence, contents.saved_at]
+    found = cluster.agree("a checkpoint to restore", own)
+    for k, theirs in enumerate(found):
+        if theirs != found[0]:
+            raise ValueError(
+                "The workers restore different checkpoints: "
+                f"{found[0][0]} (saved at {found[0][2]}) on {cluster.names[0]}, {theirs[0]} "
+                f"(saved at {theirs[2]}) on {cluster.names[k]}. Give all workers the same "
+                "path, in a directory that all of them see."
+            )
+    return contents
 
 
 def latest_checkpoint(checkpoint_dir: str | os.PathLike[str]) -> str | None:

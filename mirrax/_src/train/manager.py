@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mirrax._src.base.errors import DataLossError, warn_user
+from mirrax._src.cluster.runtime import Cluster, current_cluster
 from mirrax._src.state.variable import Variable
 from mirrax._src.train import storage
 from mirrax._src.train.checkpoint import (
@@ -131,7 +132,7 @@ class CheckpointManager:
 
         Waits for a checkpoint that is being written.
         """
-        wait_for_saves()
+        self._look()
         return [self._path(contents) for contents in self._found]
 
     @property
@@ -140,9 +141,16 @@ class CheckpointManager:
 
         Waits for a checkpoint that is being written.
         """
-        wait_for_saves()
+        self._look()
         newest = newest_sound(self._found)
         return None if newest is None else self._path(newest)
+
+    def _look(self) -> None:
+        """Waits for what is being written; what another worker writes is on the disk."""
+        wait_for_saves()
+        if not _is_first_worker():
+            found = [c for c in find_checkpoints(self._place) if self._is_own(c)]
+            self._found = [c for c in found if not storage.is_kept(c.path)]
 
     def _path(self, contents: Contents) -> str:
         return os.path.join(self._directory, contents.path.name)
@@ -166,9 +174,9 @@ class CheckpointManager:
         step = None if self._step_counter is None else _number(self._step_counter)
         if check_interval and not self._is_due(step):
             return None
-        if self._is_first_save:
+        if self._is_first_save and _is_first_worker():
             storage.remove_leftovers(self._place)
-            self._is_first_save = False
+        self._is_first_save = False
         number = (
             _number(self._checkpoint.save_counter) + 1
             if checkpoint_number is None
@@ -205,7 +213,10 @@ class CheckpointManager:
         Returns:
             The path that was restored, or None.
         """
-        wait_for_saves()
+        self._look()
+        cluster = current_cluster()
+        if cluster is not None:
+            return self._restore_together(cluster)
         for contents in reversed(self._found):
             try:
                 self._checkpoint.restore(contents.path).warn_if_partial()
@@ -219,6 +230,20 @@ class CheckpointManager:
             self._init_fn()
         return None
 
+    def _restore_together(self, cluster: Cluster) -> str | None:
+        """All workers restore what the first one finds to be the newest."""
+        newest = newest_sound(self._found) if cluster.worker == 0 else None
+        own = None if newest is None else newest.path.name
+        name = cluster.agree("the newest checkpoint", own)[0]
+        if name is None:
+            if self._init_fn is not None:
+                self._init_fn()
+            return None
+        self._checkpoint.restore(self._place / name).warn_if_partial()
+        if self._step_counter is not None:
+            self._last_step = _number(self._step_counter)
+        return os.path.join(self._directory, name)
+
     def sync(self) -> None:
         """Waits until everything that was saved is on the disk.
 
@@ -229,6 +254,11 @@ class CheckpointManager:
 
     def __repr__(self) -> str:
         return f"<mx.train.CheckpointManager of {self._directory}>"
+
+
+def _is_first_worker() -> bool:
+    cluster = current_cluster()
+    return cluster is None or cluster.worker == 0
 
 
 def _number(value: Any) -> int:

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from mirrax._src.base.errors import warn_user
+from mirrax._src.cluster.resolvers import ClusterResolver
+from mirrax._src.cluster.runtime import current_cluster
 from mirrax._src.train.checkpoint import Checkpoint
 from mirrax._src.train.manager import CheckpointManager
 
@@ -55,7 +57,8 @@ class PreemptionCheckpointHandler:
     `close`, SIGTERM does what it did before.
 
     Args:
-        cluster_resolver: The cluster; None on one machine.
+        cluster_resolver: `strategy.cluster_resolver`; of several workers all stop at the same
+            step, whichever of them is told to.
         checkpoint_or_checkpoint_manager: What to save and where to.
         checkpoint_dir: The directory, if a `Checkpoint` is given.
         termination_config: How a preemption is noticed and what happens then.
@@ -70,10 +73,12 @@ class PreemptionCheckpointHandler:
         checkpoint_dir: str | os.PathLike[str] | None = None,
         termination_config: TerminationConfig | None = None,
     ) -> None:
-        if cluster_resolver is not None:
-            raise ValueError(
-                "`cluster_resolver` must be None: this strategy runs on one machine."
+        if not isinstance(cluster_resolver, ClusterResolver | None):
+            raise TypeError(
+                "`cluster_resolver` must be that of the strategy, or None, got "
+                f"{cluster_resolver!r}."
             )
+        self._cluster = current_cluster()
         manager = checkpoint_or_checkpoint_manager
         if isinstance(manager, Checkpoint):
             if checkpoint_dir is None:
@@ -141,7 +146,13 @@ class PreemptionCheckpointHandler:
             self._stop.wait(_POLL_SECONDS)
 
     def _notice(self, *signal_and_frame: Any) -> None:
-        if self._signalled_at is None:
+        if self._cluster is not None:
+            # On a thread, because the signal may have come while a message was being sent.
+            ask = threading.Thread(
+                target=self._cluster.request_stop, args=("SIGTERM",), daemon=True
+            )
+            ask.start()
+        elif self._signalled_at is None:
             self._signalled_at = time.monotonic()
 
     @property
@@ -184,12 +195,17 @@ class PreemptionCheckpointHandler:
         self._save_if_preempted()
 
     def _save_if_preempted(self, *args: Any, **kwargs: Any) -> None:
+        is_told = self._cluster is not None and self._cluster.should_stop()
+        if is_told and self._signalled_at is None:
+            self._signalled_at = time.monotonic()
         if self._signalled_at is None or self._is_done:
             return
         grace = self._config.grace_period or 0
         # Time enough for a few more steps and the last save.
         reserve = 6 * self._run_seconds / max(self._own_runs, 1)
         is_last = time.monotonic() - self._signalled_at >= grace - reserve
+        if self._cluster is not None:
+            is_last = self._cluster.agree("the end of the grace period", is_last)[0]
         if self._has_saved and not is_last:
             return
         if self._config.save_fn is not None:

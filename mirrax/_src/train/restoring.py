@@ -11,7 +11,7 @@ import jax
 
 from mirrax._src.base.errors import warn_user
 from mirrax._src.train import storage
-from mirrax._src.train.saving import Item
+from mirrax._src.train.saving import Item, put_global
 from mirrax._src.train.storage import Contents
 from mirrax._src.train.writer import wait_for_saves
 
@@ -194,7 +194,10 @@ def _put_arrays(items: Mapping[str, Item], arrays: Mapping[str, Any]) -> None:
     placed = dict(arrays)
     for sharding in {item.sharding for item in items.values()} - {None}:
         names = [n for n, item in items.items() if item.sharding == sharding]
-        together = jax.device_put([arrays[n] for n in names], sharding)
+        if sharding.is_fully_addressable:
+            together = jax.device_put([arrays[n] for n in names], sharding)
+        else:
+            together = [put_global(arrays[n], sharding) for n in names]
         placed.update(zip(names, together))
     for name, item in items.items():
         item.put(placed[name])

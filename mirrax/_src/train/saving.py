@@ -26,7 +26,9 @@ from mirrax._src.base.values import (
     is_array,
     to_device,
 )
+from mirrax._src.cluster.runtime import current_cluster
 from mirrax._src.engines.function import Function
+from mirrax._src.input.distributed import DistributedIterator
 from mirrax._src.state.distributed import DistributedVariable
 from mirrax._src.state.variable import Variable
 from mirrax._src.train.optimizer import Optimizer
@@ -118,8 +120,7 @@ class Part:
         elif isinstance(leaf, OwnCopies):
             self._add_item(name, _copies_item(leaf))
         elif _is_stateful(leaf):
-            item = Item(False, leaf.get_state, lambda _: None, leaf.set_state)
-            self._add_item(name, item)
+            self._add_item(name, _state_item(leaf))
         elif isinstance(leaf, PerReplica):
             if is_state(leaf):
                 self._add_item(name, self._parts_item(name, i, leaf))
@@ -192,6 +193,8 @@ class Part:
 
         def take() -> np.ndarray:
             parts = [np.asarray(_whole(name, part)) for part in leaf.values]
+            if current_cluster() is not None:
+                parts = list(_of_all_workers(parts))
             if any(part.shape != parts[0].shape for part in parts):
                 raise ValueError(
                     f"{name!r} has parts of different shapes, "
@@ -280,6 +283,26 @@ def _variable_item(variable: Variable) -> Item:
     )
 
 
+def _state_item(holder: Any) -> Item:
+    """The state of an iterator, say; of one over data of each worker's own, all workers'."""
+    cluster = current_cluster()
+    is_own = isinstance(holder, DistributedIterator) and not holder.is_global
+    if cluster is None or not is_own:
+        return Item(False, holder.get_state, lambda _: None, holder.set_state)
+
+    def take() -> Any:
+        return {_OF_WORKERS: cluster.agree("a state to save", holder.get_state())}
+
+    def put(state: Any) -> None:
+        states = state.get(_OF_WORKERS, [state])
+        holder.set_state(states[min(cluster.worker, len(states) - 1)])
+
+    return Item(False, take, lambda _: None, put)
+
+
+_OF_WORKERS = "of_workers"
+
+
 def _copies_item(copies: OwnCopies) -> Item:
     variable = copies.variable
 
@@ -318,10 +341,34 @@ def _whole(name: str, leaf: Any) -> Any:
     return leaf.addressable_data(0) if is_copied else leaf
 
 
+def _of_all_workers(parts: list[np.ndarray]) -> list[np.ndarray]:
+    """The parts of all replicas, small ones as they usually are."""
+    cluster = current_cluster()
+    assert cluster is not None
+    own = [[part.tobytes().hex(), part.dtype.name, part.shape] for part in parts]
+    return [
+        np.frombuffer(bytes.fromhex(data), jnp.dtype(dtype)).reshape(shape)
+        for each in cluster.agree("a per-replica value to save", own)
+        for data, dtype, shape in each
+    ]
+
+
+def _count_of_all(leaf: Any) -> tuple[int, int]:
+    """How many replicas there are, and the number of this worker's first one."""
+    cluster, local = current_cluster(), len(leaf.values)
+    return (
+        (local, 0)
+        if cluster is None
+        else (local * cluster.size, local * cluster.worker)
+    )
+
+
 def _parts_of(array: Any, leaf: Any) -> list[Any]:
     """What each replica gets of a saved array: its own part, or all of it."""
-    count = len(leaf.values)
-    return list(array) if array.ndim > jnp.ndim(leaf.values[0]) else [array] * count
+    local = len(leaf.values)
+    first = _count_of_all(leaf)[1]
+    is_apart = array.ndim > jnp.ndim(leaf.values[0])
+    return list(array[first : first + local]) if is_apart else [array] * local
 
 
 def _check_parts(leaf: Any, entry: Any) -> str | None:
@@ -330,11 +377,9 @@ def _check_parts(leaf: Any, entry: Any) -> str | None:
     saved = list(entry.get("shape", ())) if isinstance(entry, Mapping) else []
     if _is_key(dtype) or len(saved) != len(shape) + 1:
         return _check_array(shape, dtype, entry)
-    if saved[0] != len(leaf.values):
-        return (
-            f"it differs between the {saved[0]} replicas that saved it; here are "
-            f"{len(leaf.values)}"
-        )
+    count = _count_of_all(leaf)[0]
+    if saved[0] != count:
+        return f"it differs between the {saved[0]} replicas that saved it; here are {count}"
     return _check_array((saved[0], *shape), dtype, entry)
 
 
@@ -346,14 +391,21 @@ def _placed_like(leaf: Any, array: Any) -> Any:
         return array
     if isinstance(leaf, Mirrored):
         if array.ndim > jnp.ndim(leaf.values[0]):  # it has become different on each
-            parts = zip(array, leaf.values)
+            parts = zip(_parts_of(array, leaf), leaf.values)
             return PerReplica([to_device(part, v.device) for part, v in parts])
         if leaf.piece is None:
             return Mirrored([to_device(array, v.device) for v in leaf.values])
-        return Mirrored.of(jax.device_put(array, leaf.piece.sharding))
+        return Mirrored.of(put_global(array, leaf.piece.sharding))
     if leaf.committed or len(leaf.devices()) > 1:
-        return jax.device_put(array, leaf.sharding)
+        return put_global(array, leaf.sharding)
     return to_device(array, leaf.device)
+
+
+def put_global(array: Any, sharding: Any) -> jax.Array:
+    """`array` with this sharding; it is the same on all workers, which JAX would compare."""
+    if sharding.is_fully_addressable:
+        return jax.device_put(array, sharding)
+    return jax.make_array_from_callback(array.shape, sharding, lambda at: array[at])
 
 
 def _is_key(dtype: Any) -> bool:
