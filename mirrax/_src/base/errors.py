@@ -43,7 +43,9 @@ def line_of_thread(thread: threading.Thread) -> str:
 
 
 def _users_line(frame: types.FrameType) -> str:
-    while frame.f_back is not None and _is_library(frame.f_code.co_filename):
+    while _is_library(frame.f_code.co_filename):
+        if frame.f_back is None:
+            return "its end"
         frame = frame.f_back
     return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
 

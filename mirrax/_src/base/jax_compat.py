@@ -15,11 +15,13 @@ import jax
 import jax.core
 import numpy as np
 from jax._src import array as _array
+from jax._src import clusters as _clusters
 from jax._src import config as _config
 from jax._src import core as _core
 from jax._src import distributed as _distributed
 from jax._src import xla_bridge as _xla_bridge
 from jax._src.interpreters import pxla as _pxla
+from jax._src.lib import _jax as _jaxlib
 from jax.extend import core as _extend_core
 
 if TYPE_CHECKING:
@@ -168,7 +170,7 @@ def connect_workers(address: str, worker: int, count: int, timeout: int) -> None
     SIGTERM, and its way to end, which waits for workers that are gone.
     """
     state = _distributed.global_state
-    client = _distributed._jax.get_distributed_runtime_client(
+    client = _jaxlib.get_distributed_runtime_client(
         address,
         worker,
         init_timeout=timeout,
@@ -190,3 +192,30 @@ _NEVER_SECONDS = 7 * 24 * 3600
 def distributed_client() -> Any:
     """JAX's client of its coordination service; None if there is one process."""
     return _distributed.global_state.client
+
+
+def detect_cluster(
+    coordinator_address: str | None,
+    num_processes: int | None,
+    process_id: int | None,
+    local_device_ids: Sequence[int] | None,
+    method: str | None,
+    timeout_seconds: int,
+) -> tuple[str | None, int | None, int | None, Sequence[int] | None]:
+    """These four, with what JAX finds in the environment for those that are None."""
+    given = coordinator_address, num_processes, process_id, local_device_ids
+    if method is not None and not _cluster_kinds()[method].is_env_present():
+        return given  # JAX would fail with a KeyError
+    return _clusters.ClusterEnv.auto_detect_unset_distributed_params(
+        *given, method, timeout_seconds
+    )
+
+
+def cluster_detection_methods() -> list[str]:
+    """What `method` may be."""
+    return list(_cluster_kinds())
+
+
+def _cluster_kinds() -> dict[str, type[_clusters.ClusterEnv]]:
+    kinds = _clusters.ClusterEnv._cluster_types
+    return {kind.name: kind for kind in kinds if kind.name}

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import time
-import weakref
+from collections.abc import Sequence
 from typing import Any
-
-import jax
 
 
 class Launches:
@@ -31,17 +29,33 @@ class Launches:
         self.time = time.monotonic()
         self._result = True
 
-    def end(self, results: Any) -> None:
-        """Notes what it will give."""
-        leaves = jax.tree.leaves(results)
-        self._result = weakref.ref(leaves[-1]) if leaves else None
+    def end(self, result: Any) -> None:
+        """Notes one array of what it will give; a small one, since it is kept."""
+        self._result = result
+
+    def has_failed(self) -> bool:
+        """Whether the last one has ended with an error, as far as can be told."""
+        array = self._result
+        if array is None or array is True or array.is_deleted():
+            return False
+        try:
+            array.block_until_ready()
+        except Exception:
+            return True
+        return False
 
     def is_busy(self) -> bool:
         """Whether the last one is still running, as far as can be told."""
-        if self._result is None or self._result is True:
-            return bool(self._result)
-        array = self._result()
-        return array is not None and not array.is_deleted() and not array.is_ready()
+        array = self._result
+        if array is None or array is True:
+            return bool(array)
+        return not array.is_deleted() and not array.is_ready()
+
+
+def smallest(arrays: Sequence[Any]) -> int | None:
+    """The position of the array that needs the least memory."""
+    sizes = [array.size for array in arrays]
+    return sizes.index(min(sizes)) if sizes else None
 
 
 last = Launches()

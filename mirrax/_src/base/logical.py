@@ -39,6 +39,12 @@ class _Pool:
 
     is_small = False
     launches = 0
+    workers_here = 1
+
+
+def set_workers_here(count: int) -> None:
+    """Says how many workers share this machine, before JAX starts: each gets its share."""
+    _Pool.workers_here = count
 
 
 @dataclass(frozen=True)
@@ -59,11 +65,13 @@ def install() -> None:
 def _sized_pool() -> Iterator[None]:
     """Sizes the pool of a CPU client that starts inside the `with` block."""
     count = requested_cpu_devices()
-    if count < 2 or any(name in os.environ for name in _POOL_VARIABLES):
+    is_alone = count < 2 and _Pool.workers_here < 2
+    if is_alone or any(name in os.environ for name in _POOL_VARIABLES):
         yield
         return
     name = _POOL_VARIABLES[0]
-    os.environ[name] = str(max(_cores(), 2 * count))
+    share = max(1, _cores() // _Pool.workers_here)
+    os.environ[name] = str(max(share, 2 * count if count > 1 else 1))
     try:
         yield
     finally:

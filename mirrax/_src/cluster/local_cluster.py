@@ -5,34 +5,49 @@
             for end in cluster.wait(timeout_seconds=1.0):
                 print(end.worker, end.returncode)
 
-A process that is killed cannot end its children. So a third one stands between this process
-and the workers: the keeper, which is this file run as a program. It starts the workers,
-reports their ends, and kills all that descends from it when it is told to or when this
-process is gone, however that came about. Each worker leads a session of its own: Ctrl-C in a
-terminal reaches it only if it is passed on.
+A process that is killed cannot end its children. So another one stands between this process
+and the workers, the keeper (`keeper.py`): it starts them, reports their ends, and kills all
+that descends from it when it is told to, or when this process is gone, however that came
+about. Each worker leads a session of its own: Ctrl-C in a terminal reaches it only if it is
+passed on.
 """
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import random
-import select
 import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing import connection
 from pathlib import Path
 from typing import Any
 
+from mirrax._src.cluster import keeper
+from mirrax._src.cluster.keeper import Lines
+
 _SECONDS_TO_START = 30.0
-_SECONDS_TO_END = 15.0
 _HOST = "127.0.0.1"
+
+# Exit codes by which a worker tells something: it has saved and wants to be started again;
+# it could not go on without another one.
+PREEMPTED, LOST_ANOTHER = 42, 43
+
+_MEANINGS: dict[int, str] = {
+    PREEMPTED: "preempted: it has saved and wants to be started again",
+    LOST_ANOTHER: "another worker was lost",
+    -signal.SIGABRT: "a check in native code failed",
+    -signal.SIGBUS: "native code crashed: often a full /dev/shm, or a file that shrank",
+    -signal.SIGFPE: "native code crashed",
+    -signal.SIGILL: "native code was built for another processor",
+    -signal.SIGINT: "interrupted",
+    -signal.SIGSEGV: "native code crashed",
+    -signal.SIGTERM: "somebody asked it to end",
+}
 
 
 @dataclass(frozen=True)
@@ -50,6 +65,12 @@ class WorkerEnd:
     returncode: int
     time: float
     peak_bytes: int
+
+    def describe(self) -> str:
+        """`exit code 1`, or which signal ended it, and what that means."""
+        code = self.returncode
+        meaning = f" ({_MEANINGS[code]})" if code in _MEANINGS else ""
+        return (f"exit code {code}" if code >= 0 else _signal_name(-code)) + meaning
 
 
 class LocalCluster:
@@ -85,7 +106,6 @@ class LocalCluster:
         inherited = descriptors or [[] for _ in range(workers)]
         job = {
             "command": list(command),
-            "parent": os.getpid(),
             "workers": [
                 {
                     "log": str(self.logs[i]),
@@ -99,7 +119,7 @@ class LocalCluster:
         # No `preexec_fn` here: it would run the fork handlers of JAX, which warn. The keeper
         # is small and has one thread, where forking is safe.
         self._keeper = subprocess.Popen(
-            [sys.executable, "-I", "-S", __file__],
+            [sys.executable, "-I", "-S", keeper.__file__],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,
@@ -107,8 +127,7 @@ class LocalCluster:
         )
         assert self._keeper.stdin is not None and self._keeper.stdout is not None
         self._commands = self._keeper.stdin
-        self._reports = _Lines(self._keeper.stdout.fileno())
-        self._unread: list[bytes] = []
+        self._reports = Lines(self._keeper.stdout.fileno())
         self._tell(json.dumps(job))
         self.pids: list[int] = self._read_pids()
 
@@ -129,13 +148,15 @@ class LocalCluster:
         return values
 
     def _read_pids(self) -> list[int]:
+        """The keeper's first line, and nothing of the next: a worker may have ended already."""
+        line = b""
         while connection.wait([self._reports.descriptor], _SECONDS_TO_START):
-            lines = self._reports.read()
-            if lines is None:
+            byte = os.read(self._reports.descriptor, 1)
+            if byte == b"\n":
+                return json.loads(line)["pids"]
+            if not byte:
                 break
-            if lines:
-                self._unread = lines[1:]  # a worker may have ended already
-                return json.loads(lines[0])["pids"]
+            line += byte
         self._keeper.kill()
         code = self._keeper.wait()
         self._close_pipes()
@@ -150,11 +171,9 @@ class LocalCluster:
 
     def wait(self, timeout_seconds: float) -> list[WorkerEnd]:
         """The workers that have ended since the last call, waiting for the first if none has."""
-        lines, self._unread = self._unread, []
-        if not lines:
-            if not connection.wait([self._reports.descriptor], timeout_seconds):
-                return []
-            lines = self._reports.read()
+        if not connection.wait([self._reports.descriptor], timeout_seconds):
+            return []
+        lines = self._reports.read()
         if lines is None:
             raise RuntimeError(
                 "The process that keeps the workers has ended, and they with it. Something "
@@ -164,7 +183,7 @@ class LocalCluster:
         self.running -= {end.worker for end in ends}
         return ends
 
-    def send_signal(self, number: int, workers: Sequence[int] | None = None) -> None:
+    def send_signal(self, number: int, workers: Iterable[int] | None = None) -> None:
         """Sends a signal to the processes of some workers, or of all that still run."""
         chosen = self.running if workers is None else self.running & set(workers)
         self._tell(f"signal {int(number)} {' '.join(map(str, sorted(chosen)))}")
@@ -179,7 +198,7 @@ class LocalCluster:
             return
         self._tell("end")
         try:
-            self._keeper.wait(_SECONDS_TO_END)
+            self._keeper.wait(2 * keeper.SECONDS_TO_END)
         except subprocess.TimeoutExpired:
             self._keeper.kill()  # the kernel then kills the workers
             self._keeper.wait()
@@ -208,7 +227,9 @@ class LocalCluster:
         self.close()
 
     def __repr__(self) -> str:
-        return f"LocalCluster({len(self.logs)} workers, running: {sorted(self.running)})"
+        return (
+            f"LocalCluster({len(self.logs)} workers, running: {sorted(self.running)})"
+        )
 
 
 def free_ports(count: int) -> list[int]:
@@ -244,6 +265,13 @@ def read_tail(path: Path, start: int = 0, limit: int = 65_536) -> str:
         return ""
 
 
+def _signal_name(number: int) -> str:
+    try:
+        return f"signal {signal.Signals(number).name}"
+    except ValueError:  # one of the nameless real-time signals
+        return f"signal {number}"
+
+
 def _size(path: Path) -> int:
     try:
         return path.stat().st_size
@@ -257,179 +285,3 @@ def _state(pid: int) -> str | None:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
         return None
-
-
-class _Lines:
-    """Whole lines from a pipe."""
-
-    def __init__(self, descriptor: int) -> None:
-        self.descriptor = descriptor
-        self._rest = b""
-
-    def read(self) -> list[bytes] | None:
-        """The lines that are there, waiting for the first bytes; None at the end."""
-        chunk = os.read(self.descriptor, 65_536)
-        *lines, self._rest = (self._rest + chunk).split(b"\n")
-        return lines if chunk or lines else None
-
-
-# The keeper -----------------------------------------------------------------------------------
-
-_DIE_WITH_PARENT, _ADOPT_ORPHANS = 1, 36  # PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER
-
-
-def _keep() -> None:
-    """The keeper's program: a job comes in as the first line, then commands."""
-    commands = _Lines(0)
-    _prctl(_ADOPT_ORPHANS, 1)  # what a worker leaves behind becomes the keeper's child
-    woken = _wake_by_signals()
-    lines: list[bytes] = []
-    while not lines:
-        lines = commands.read() or sys.exit()
-    job = json.loads(lines.pop(0))
-    workers: dict[int, int] = {}
-    try:
-        _start_workers(job, workers)
-        _report({"pids": list(workers)})
-        while os.getppid() == job["parent"]:
-            for line in lines:
-                if line == b"end":
-                    return
-                _obey(line, workers)
-            _reap(workers)
-            ready, _, _ = select.select([commands.descriptor, woken], [], [], 1.0)
-            if woken in ready:
-                os.read(woken, 4_096)
-            lines = []
-            if commands.descriptor in ready:
-                received = commands.read()
-                if received is None:
-                    return
-                lines = received
-    except BrokenPipeError:
-        pass
-    finally:
-        _end_all(workers)
-
-
-def _prctl(option: int, value: int) -> None:
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
-
-
-def _wake_by_signals() -> int:
-    """A descriptor that can be read when a child has ended; no signal ends the keeper."""
-    read, write = os.pipe()
-    os.set_blocking(write, False)
-    signal.set_wakeup_fd(write, warn_on_full_buffer=False)
-    for number in (signal.SIGCHLD, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        # A handler, not SIG_IGN, which the workers would inherit.
-        signal.signal(number, lambda *_: None)
-    return read
-
-
-def _start_workers(job: dict[str, Any], workers: dict[int, int]) -> None:
-    """Starts all of them, and notes which process is which worker."""
-    prepare = _dying_with(os.getpid())
-    for number, worker in enumerate(job["workers"]):
-        with open(worker["log"], "ab") as log:
-            process = subprocess.Popen(
-                job["command"],
-                env=os.environ | worker["environment"],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-                pass_fds=worker["descriptors"],
-                preexec_fn=prepare,
-            )
-        workers[process.pid] = number
-        process.returncode = 0  # else its finalizer would wait for it, and `_reap` miss it
-    for worker in job["workers"]:
-        for descriptor in worker["descriptors"]:
-            os.close(descriptor)  # so that the other end sees when the worker has ended
-
-
-def _dying_with(keeper: int) -> Callable[[], None]:
-    def prepare() -> None:
-        _prctl(_DIE_WITH_PARENT, signal.SIGKILL)
-        if os.getppid() != keeper:  # it was gone before
-            os._exit(1)
-
-    return prepare
-
-
-def _obey(line: bytes, workers: Mapping[int, int]) -> None:
-    _, number, *chosen = line.split()
-    targets = set(map(int, chosen))
-    for pid, worker in workers.items():
-        if worker in targets:
-            if int(number) == signal.SIGABRT:
-                _leave_no_core(pid)
-            os.kill(pid, int(number))
-
-
-def _leave_no_core(pid: int) -> None:
-    import resource
-
-    try:
-        resource.prlimit(pid, resource.RLIMIT_CORE, (0, 0))
-    except (AttributeError, OSError):
-        pass
-
-
-def _reap(workers: dict[int, int]) -> bool:
-    """Reports the workers that have ended; false when there is no child any more."""
-    while True:
-        try:
-            pid, status, usage = os.wait4(-1, os.WNOHANG)
-        except ChildProcessError:
-            return False
-        if pid == 0:
-            return True
-        if pid in workers:
-            end = WorkerEnd(
-                workers.pop(pid),
-                os.waitstatus_to_exitcode(status),
-                time.time(),
-                usage.ru_maxrss * (1 if sys.platform == "darwin" else 1_024),
-            )
-            _report(vars(end))
-
-
-def _report(message: dict[str, Any]) -> None:
-    os.write(1, json.dumps(message).encode() + b"\n")
-
-
-def _end_all(workers: dict[int, int]) -> None:
-    """Kills all descendants, also those that are born or orphaned meanwhile."""
-    known = set(workers)
-    deadline = time.monotonic() + _SECONDS_TO_END / 2
-    while time.monotonic() < deadline:
-        for pid in known | set(_descendants()):
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except (ProcessLookupError, PermissionError):
-                pass
-        if not _reap({}):
-            return
-        known = set()
-        time.sleep(0.005)
-
-
-def _descendants() -> Iterator[int]:
-    children: dict[int, list[int]] = {}
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            fields = (entry / "stat").read_text().rpartition(")")[2].split()
-        except OSError:
-            continue  # it has just ended
-        children.setdefault(int(fields[1]), []).append(int(entry.name))
-    found = [os.getpid()]
-    for pid in found:
-        found += children.get(pid, [])
-    yield from found[1:]
-
-
-if __name__ == "__main__":
-    _keep()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from mirrax._src.cluster._jax_detect import cluster_detection_methods, detect_cluster
+from mirrax._src.base.jax_compat import cluster_detection_methods, detect_cluster
 from mirrax._src.cluster.resolvers import ClusterResolver, with_protocol
 from mirrax._src.cluster.spec import Claim, ClusterSpec
 

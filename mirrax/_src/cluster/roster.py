@@ -15,9 +15,11 @@ from typing import Any
 
 from mirrax._src.base import launches
 from mirrax._src.base.errors import UnavailableError, line_of_thread
+from mirrax._src.cluster.roster_server import GREETING
 
 LOST_EXIT_CODE = 43
 _BEAT_SECONDS = 1.0
+_LOOK_SECONDS = 0.2
 _LINE_SECONDS = 10.0
 _CONNECT_SECONDS = 5.0
 # What a process may still do once another worker is lost: see the error, and end.
@@ -75,12 +77,12 @@ class Roster:
         self._waiting: dict[str, list[int]] = {}
         self._heard = time.monotonic()
         self._has_gone = self._has_left = self._was_raised = False
+        self._problem = ""
         self._behind: dict[int, tuple[int, float]] = {}
         self._told = 0.0
         self._calls = 0
         self._stopping = False
         self._stop_at: int | None = None
-        self._log = os.environ.get("MIRRAX_LOG", "")
 
     # Joining -------------------------------------------------------------------------
 
@@ -95,13 +97,14 @@ class Roster:
         while not self._connect():
             if time.monotonic() > deadline:
                 raise UnavailableError(
-                    f"{self._me()} has waited {timeout:g} s for {self.names[0]}, which cannot be "
-                    "reached. Is it started, and is its address right?",
+                    f"{self._me()} has waited {timeout:g} s for {self.names[0]}, "
+                    f"{self._problem} ({_show_address(self._address)}). Is it started, and is "
+                    "its address right?",
                     (0,),
                 )
             if time.monotonic() > next_line:
                 next_line += _LINE_SECONDS
-                say(f"{self._me()} waits for {self.names[0]}, which cannot be reached.")
+                say(f"{self._me()} waits for {self.names[0]}, {self._problem}.")
             time.sleep(0.1)
         for target in (self._listen, self._beat):
             threading.Thread(target=target, name="mirrax-roster", daemon=True).start()
@@ -126,10 +129,32 @@ class Roster:
         try:
             self._socket = socket.create_connection(self._address, _CONNECT_SECONDS)
         except OSError:
+            self._problem = "which cannot be reached"
+            return False
+        if not self._is_greeted():
+            self._problem = (
+                "but something else answers at its address: another program, or another "
+                "version of mirrax"
+            )
+            self._socket.close()
             return False
         self._socket.settimeout(None)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return True
+
+    def _is_greeted(self) -> bool:
+        """Whether it is a roster that listens there."""
+        assert self._socket is not None
+        found = b""
+        try:
+            while len(found) < len(GREETING):
+                piece = self._socket.recv(len(GREETING) - len(found))
+                if not piece:
+                    return False
+                found += piece
+        except OSError:
+            return False
+        return found == GREETING
 
     def _me(self) -> str:
         return f"{self.names[self.worker]} (this process, {os.getpid()})"
@@ -190,9 +215,13 @@ class Roster:
             self._fail(UnavailableError(content["text"], workers))
 
     def _beat(self) -> None:
+        told_steps, told_at = -1, 0.0
         while not self._has_left:
-            time.sleep(_BEAT_SECONDS)
-            self._send("status", self._status())
+            time.sleep(_LOOK_SECONDS)
+            now = time.monotonic()
+            if self.steps != told_steps or now - told_at > _BEAT_SECONDS:
+                told_steps, told_at = self.steps, now
+                self._send("status", self._status())
             silence = time.monotonic() - self._heard
             if silence > self._heartbeat and self._has_gone:
                 self._fail(
@@ -210,7 +239,6 @@ class Roster:
             "label": launches.last.label,
             "is_busy": launches.last.is_busy(),
             "doing": line_of_thread(threading.main_thread()),
-            "log": self._log,
         }
 
     # Failing -------------------------------------------------------------------------
@@ -230,6 +258,9 @@ class Roster:
         time.sleep(_GRACE_SECONDS)
         if self._was_raised:
             time.sleep(_UNWINDING_SECONDS)
+        self._die()
+
+    def _die(self) -> None:
         frame = sys._current_frames().get(threading.main_thread().ident or 0)
         where = "".join(traceback.format_stack(frame)) if frame is not None else ""
         say(
@@ -370,12 +401,33 @@ class Roster:
     # Leaving -------------------------------------------------------------------------
 
     def tell_failed(self, reason: str) -> None:
-        """Tells the others why this worker is about to end."""
+        """Tells the others why this worker is about to end, and sees to it that it does."""
         self._send("failed", reason)
         self._has_left = True
+        threading.Thread(
+            target=self._end_failed, name="mirrax-end", daemon=True
+        ).start()
+
+    def _end_failed(self) -> None:
+        time.sleep(_UNWINDING_SECONDS)
+        alive = [t.name for t in threading.enumerate() if not t.daemon]
+        say(
+            f"{self._me()} has failed, but is kept by the thread(s) {', '.join(alive)}."
+        )
+        os._exit(1)
 
     def leave(self) -> None:
         """Says that this worker's program is done."""
+        while launches.last.is_busy() and self.failure is None:
+            time.sleep(_LOOK_SECONDS / 20)
+        if self.failure is None and launches.last.has_failed():
+            self.wait_for_failure(_UNWINDING_SECONDS)
+        if self.failure is not None and not self._was_raised:
+            self._die()
         if not self._has_left and self.failure is None:
             self._has_left = True
             self._send("bye", True)
+
+
+def _show_address(address: tuple[str, int]) -> str:
+    return f"{address[0]}:{address[1]}"

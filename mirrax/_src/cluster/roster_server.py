@@ -35,6 +35,8 @@ import sys
 import time
 from typing import Any
 
+GREETING = b'{"roster": 1}\n'
+_GONE_WHILE_JOINING = "Worker 0 ended while the others were joining."
 _BEAT_SECONDS = 1.0
 _LINGER_SECONDS = 60.0
 _LONGEST_LINE = 64 * 1024 * 1024
@@ -50,7 +52,6 @@ class Member:
         self.facts = facts
         self.status: dict[str, Any] = {}
         self.heard = time.monotonic()
-        self.reason = ""
         self.has_ended = False
 
     def tell(self, kind: str, content: Any) -> None:
@@ -81,6 +82,7 @@ class Roster:
     ) -> None:
         """One connection, from its first line to its end."""
         worker: int | None = None
+        writer.write(GREETING)
         try:
             first = json.loads(await asyncio.wait_for(reader.readline(), 60))
             worker = self.join(first["hello"], writer)
@@ -190,7 +192,7 @@ class Roster:
             who = self.describe(content["workers"][0])
             self.fail(content["workers"], f"{who} {content['text']}")
         elif kind == "failed":
-            member.reason = content
+            self.fail([worker], f"{self.describe(worker)} has failed: {content}")
         elif kind == "bye":
             member.has_ended = True
             for name in list(self.agreements):
@@ -229,15 +231,14 @@ class Roster:
         if not self.has_started:
             del self.members[worker]
             if worker == 0:
-                self.fail([0], "Worker 0 ended while the others were joining.")
+                self.fail([0], _GONE_WHILE_JOINING)
             self.tell_missing()
         elif not member.has_ended:
-            why = (
-                f": {member.reason}"
-                if member.reason
-                else ": its process is gone (killed, or out of memory)."
+            who = self.describe(worker)
+            self.fail(
+                [worker],
+                f"{who} has failed: its process is gone (killed, or out of memory).",
             )
-            self.fail([worker], f"{self.describe(worker)} has failed{why}")
         others = (m for m in self.members.values() if m is not member)
         if all(m.writer.is_closing() for m in others):
             self.is_done.set()
@@ -296,8 +297,8 @@ class Roster:
             where = f", last at step {status['step']}"
         if status.get("doing"):
             where += f" ({status['doing']})"
-        if status.get("log"):
-            where += f", its log is {status['log']}"
+        if member.facts.get("log"):
+            where += f", its log is {member.facts['log']}"
         return f"Worker {worker} ({', '.join(parts)}{where})"
 
     def names(self, workers: Any) -> str:
@@ -320,7 +321,8 @@ async def main() -> None:
     except OSError as error:
         print(json.dumps({"error": os.strerror(error.errno or 0)}), flush=True)
         return
-    print(json.dumps({"ready": True}), flush=True)
+    with contextlib.suppress(BrokenPipeError):  # gone already; its input has ended, too
+        print(json.dumps({"ready": True}), flush=True)
     beating = asyncio.create_task(roster.beat())
     parent = asyncio.create_task(_parent_ends(roster))
     await roster.is_done.wait()
@@ -338,6 +340,8 @@ async def _parent_ends(roster: Roster) -> None:
         lambda: asyncio.StreamReaderProtocol(reader), sys.stdin
     )
     await reader.read()
+    if not roster.has_started:
+        roster.fail([0], _GONE_WHILE_JOINING)
     while not all(m.writer.is_closing() for m in roster.members.values()):
         await asyncio.sleep(_BEAT_SECONDS)
     roster.is_done.set()

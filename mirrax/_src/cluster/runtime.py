@@ -18,7 +18,7 @@ from typing import Any
 
 import jax
 
-from mirrax._src.base import jax_compat
+from mirrax._src.base import jax_compat, logical
 from mirrax._src.base.errors import UnavailableError
 from mirrax._src.cluster.roster import Roster
 
@@ -125,23 +125,18 @@ class Cluster:
         """Says in place of JAX's error which worker is lost, where that is the cause."""
         try:
             yield
-        except jax.errors.JaxRuntimeError as error:
-            if self._roster.wait_for_failure(_EXPLAINING_SECONDS):
-                failure = self._roster.failure
-                assert failure is not None
-                self._roster.note_raised()
-                raise UnavailableError(str(failure), failure.workers) from error
-            raise
+        except Exception as error:
+            failure = self.explanation_of(error)
+            if failure is None:
+                raise
+            self._roster.note_raised()
+            raise UnavailableError(str(failure), failure.workers) from error
 
     def explanation_of(self, error: BaseException) -> UnavailableError | None:
-        """Which worker is lost, if `error` may come of that."""
-        seconds = (
-            _EXPLAINING_SECONDS if isinstance(error, jax.errors.JaxRuntimeError) else 0
-        )
-        if isinstance(error, UnavailableError) or not self._roster.wait_for_failure(
-            seconds
-        ):
+        """Which worker is lost, if `error` comes of that."""
+        if isinstance(error, UnavailableError) or not _is_of_transport(error):
             return None
+        self._roster.wait_for_failure(_EXPLAINING_SECONDS)
         return self._roster.failure
 
     def limit_waiting(self, seconds: float) -> None:
@@ -174,8 +169,16 @@ class Cluster:
         self._roster.tell_failed(f"{type(error).__name__}: {error}")
 
     def leave(self) -> None:
-        """Says that this worker's program is done."""
+        """Says that this worker's program is done, once its last step is."""
         self._roster.leave()
+
+
+def _is_of_transport(error: BaseException) -> bool:
+    """Whether a lost connection may be the cause; JAX has no type of its own for that."""
+    is_jax = isinstance(error, jax.errors.JaxRuntimeError)
+    return is_jax or any(
+        name in str(error) for name in ("Gloo", "NCCL", "gloo", "nccl")
+    )
 
 
 _current: Cluster | None = None
@@ -198,7 +201,7 @@ def join_cluster(
     global _current
     facts = {"addresses": list(addresses), **_own_facts()}
     if _current is not None:
-        if (list(addresses), worker) != _joined_as:
+        if [list(addresses), worker] != _joined_as:
             raise RuntimeError(
                 f"This process has joined the cluster {', '.join(_joined_as[0])} as worker "
                 f"{_joined_as[1]}, and cannot be in another one as well. Start a process for "
@@ -211,6 +214,7 @@ def join_cluster(
             "but JAX has started already. Make the strategy at the top of the program, "
             "before arrays are made or devices are listed."
         )
+    _check_mpi()
     host, port = _host_and_port(addresses[0])
     if worker == 0:
         _start_server(list(addresses), host, port, options.heartbeat)
@@ -219,6 +223,8 @@ def join_cluster(
     )
     roster.join(options.join_timeout)
     _check_facts(roster)
+    hosts = [each["host"] for each in roster.facts]
+    logical.set_workers_here(hosts.count(facts["host"]))
     if not jax.distributed.is_initialized():
         _connect_jax(roster, host)
     _current = Cluster(roster, options)
@@ -236,6 +242,7 @@ def _own_facts() -> dict[str, Any]:
     return {
         "host": socket.gethostname(),
         "process": f"process {os.getpid()} on {socket.gethostname()}",
+        "log": os.environ.get("MIRRAX_LOG", ""),
         "versions": {
             "mirrax": mirrax.__version__,
             "jax": jax.__version__,
@@ -264,6 +271,17 @@ def _check_facts(roster: Roster) -> None:
                         f"The workers differ: {name} is {first} on {roster.names[0]} and {value} "
                         f"on {roster.names[k]}. Set all workers up alike."
                     )
+
+
+def _check_mpi() -> None:
+    """Raises where JAX would end the process."""
+    wanted = jax.config.jax_cpu_collectives_implementation  # pyright: ignore[reportAttributeAccessIssue]
+    if wanted == "mpi" and not os.environ.get("MPITRAMPOLINE_LIB"):
+        raise RuntimeError(
+            "`jax_cpu_collectives_implementation` is mpi, for which JAX needs the environment "
+            "variable MPITRAMPOLINE_LIB: the path of an MPI library that is wrapped for "
+            "MPItrampoline. Set it, or leave the setting at gloo."
+        )
 
 
 def _host_and_port(address: str) -> tuple[str, int]:

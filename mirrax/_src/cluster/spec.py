@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 TRAINING_JOBS = ("chief", "worker")
 JOBS = (*TRAINING_JOBS, "ps", "evaluator")
-_SHOWN_CHARACTERS = 60
+_SHOWN_CHARACTERS, _SHOWN_VALUES = 60, 10
 _ADDRESS = re.compile(r"(\[[^\s\[\]]+\]|[^\s:\[\]]+)(:(?P<port>.*))?")
 
 
@@ -150,6 +150,11 @@ def training_cluster(resolver: ClusterResolver) -> TrainingCluster:
     Raises:
         ValueError: Whatever is wrong with what the resolver says, with its place and value.
     """
+    if not hasattr(resolver, "claim"):
+        raise ValueError(
+            "`cluster_resolver` must be a ClusterResolver of mx.distribute.cluster_resolver, "
+            f"got {resolver!r}."
+        )
     claim = resolver.claim()
     if not claim.cluster:
         return TrainingCluster((), (), None, None, None)
@@ -306,7 +311,7 @@ def _checked_task(claim: Claim, jobs: dict[str, list[str]]) -> int:
                 f"{name} is not set, so that this process cannot know which task of the "
                 f"cluster it is. The cluster's jobs are {_list(jobs)}."
             )
-    if not isinstance(job, str) or job not in JOBS:
+    if job not in JOBS:
         raise ValueError(
             f"{label} is {show(job)}, not one of {_list(JOBS)}.{_did_you_mean(job, JOBS)}"
         )
@@ -331,12 +336,15 @@ def _checked_task(claim: Claim, jobs: dict[str, list[str]]) -> int:
     return index
 
 
-def _did_you_mean(word: Any, known: Iterable[str]) -> str:
-    if word == "master":
+def _did_you_mean(word: Any, known: Sequence[str]) -> str:
+    if word == "master" and "chief" in known:
         return ' It is an older name of "chief".'
-    near = difflib.get_close_matches(str(word).lower(), list(known), n=1)
+    near = difflib.get_close_matches(str(word).lower(), known, 1, 0.7)
     return f" Did you mean {show(near[0])}?" if near else ""
 
 
 def _list(values: Iterable[Any]) -> str:
-    return ", ".join(map(show, values)) or "none"
+    shown = [show(value) for value in values]
+    if len(shown) > _SHOWN_VALUES:
+        shown = [*shown[:_SHOWN_VALUES], "..."]
+    return ", ".join(shown) or "none"

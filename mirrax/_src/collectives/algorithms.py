@@ -28,12 +28,15 @@ class _PackedAllReduce(ProgramOps):
         self.num_packs = num_packs
 
     def pack_limits(
-        self, arrays: Sequence[jax.Array], options: CommunicationOptions
+        self,
+        arrays: Sequence[jax.Array],
+        options: CommunicationOptions,
+        mesh: ReplicaMesh,
     ) -> PackLimits:
         if self.num_packs == 0:
             return PackLimits(small_bytes=0)
         if self.num_packs == 1 or options.bytes_per_pack:
-            return super().pack_limits(arrays, options)
+            return super().pack_limits(arrays, options, mesh)
         return PackLimits(pack_arrays=math.ceil(len(arrays) / self.num_packs))
 
     def __repr__(self) -> str:

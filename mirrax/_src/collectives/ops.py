@@ -20,8 +20,9 @@ from mirrax._src.base.values import (
     ReplicaValues,
 )
 from mirrax._src.collectives.destinations import Destinations, copy_to
+from mirrax._src.collectives.exchange import reduce_by_exchange, uses_exchange
 from mirrax._src.collectives.options import CommunicationOptions
-from mirrax._src.collectives.packing import PackLimits
+from mirrax._src.collectives.packing import BETWEEN_WORKERS, PackLimits
 from mirrax._src.collectives.programs import reduce_all
 from mirrax._src.collectives.sparse import IndexedSlices
 
@@ -127,7 +128,10 @@ class ProgramOps(CrossDeviceOps):
         return reduce_all(self, reduce_op, value_destination_pairs, options)
 
     def pack_limits(
-        self, arrays: Sequence[jax.Array], options: CommunicationOptions
+        self,
+        arrays: Sequence[jax.Array],
+        options: CommunicationOptions,
+        mesh: ReplicaMesh,
     ) -> PackLimits:
         """Which of `arrays` travel together."""
         if options.bytes_per_pack:
@@ -135,10 +139,12 @@ class ProgramOps(CrossDeviceOps):
             return PackLimits(
                 small_bytes=size, pack_bytes=size, pack_arrays=len(arrays)
             )
-        return PackLimits()
+        return BETWEEN_WORKERS if mesh.is_shared else PackLimits()
 
     def reduce_in_program(self, array: jax.Array, mesh: ReplicaMesh) -> jax.Array:
         """The sum of all replicas' `array`, computed inside the replicas' program."""
+        if uses_exchange(mesh, array.size * array.dtype.itemsize):
+            return reduce_by_exchange(array, mesh.size)
         return lax.psum(array, AXIS_NAME)
 
     # Equal algorithms share their compiled programs.

@@ -29,6 +29,10 @@ class PackLimits:
     pack_arrays: int = MAX_PACK_ARRAYS
 
 
+# Over Gloo a message costs about a millisecond, however small; one of a MiB as much to copy.
+BETWEEN_WORKERS = PackLimits(1024 * 1024, 4 * 1024 * 1024, 512)
+
+
 def plan_packs(arrays: Sequence[jax.Array], limits: PackLimits) -> list[list[int]]:
     """Groups of positions in `arrays` that travel together; empty ones stay at home."""
     packs: list[list[int]] = []
@@ -53,6 +57,20 @@ def plan_packs(arrays: Sequence[jax.Array], limits: PackLimits) -> list[list[int
     return packs
 
 
+def _joined(arrays: Sequence[jax.Array]) -> jax.Array:
+    """All elements in one array.
+
+    Not by `concatenate`, which XLA's CPU compiler splits over threads into loops that choose
+    the operand for each element: 60 ns each.
+    """
+    flat = jnp.zeros(sum(a.size for a in arrays), arrays[0].dtype)
+    offset = 0
+    for array in arrays:
+        flat = lax.dynamic_update_slice(flat, array.reshape(-1), (offset,))
+        offset += array.size
+    return flat
+
+
 def reduce_packed(
     arrays: Sequence[jax.Array],
     limits: PackLimits,
@@ -68,7 +86,7 @@ def reduce_packed(
         if len(pack) == 1:
             results[pack[0]] = reduce(arrays[pack[0]])
             continue
-        flat = jnp.concatenate([arrays[i].reshape(-1) for i in pack])
+        flat = _joined([arrays[i] for i in pack])
         # Without the barriers XLA fuses the products that make the arrays into the
         # concatenation, and the concatenation into what uses the results.
         reduced = lax.optimization_barrier(reduce(lax.optimization_barrier(flat)))

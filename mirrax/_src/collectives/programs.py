@@ -53,7 +53,7 @@ class ReduceProgram:
             total = self.ops.reduce_in_program(array, self.mesh)
             return total / self.mesh.size if self.op is ReduceOp.MEAN else total
 
-        limits = self.ops.pack_limits(arrays, self.options)
+        limits = self.ops.pack_limits(arrays, self.options, self.mesh)
         return reduce_packed(arrays, limits, reduce)
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import signal
 import time
 
-from mirrax._src.cluster.local_cluster import LocalCluster, WorkerEnd
-from mirrax._src.command_line import exits
+from mirrax._src.cluster.local_cluster import PREEMPTED, LocalCluster, WorkerEnd
 from mirrax._src.command_line.screen import Screen
 from mirrax._src.command_line.stopping import StopSignals
 from mirrax._src.command_line.verdict import Case, read_case
@@ -61,19 +60,21 @@ class Attempt:
                 self._start_grace(end)
 
     def _start_grace(self, end: WorkerEnd) -> None:
-        is_preempted = end.returncode == exits.PREEMPTED
+        is_preempted = end.returncode == PREEMPTED
         grace = self._grace_after_signal if is_preempted else self._grace_after_failure
         self._deadline = time.monotonic() + grace
         if self._cluster.running:
             self._screen.say(
-                f"mirrax: worker {end.worker} has ended: {exits.describe(end.returncode)}. "
+                f"mirrax: worker {end.worker} has ended: {end.describe()}. "
                 f"The others get {grace:g} s to end by themselves.",
                 "bold",
             )
 
     def _look_for_signals(self) -> None:
         if self._screen.is_broken and self._stop.first is None:
-            self._stop.request(signal.SIGPIPE)  # nobody reads any more, as with `| head`
+            self._stop.request(
+                signal.SIGPIPE
+            )  # nobody reads any more, as with `| head`
         passed = self._stop.passed
         if passed is None or self._has_passed_on:
             return
@@ -89,7 +90,9 @@ class Attempt:
     def _end_late_ones(self) -> None:
         """Has those that still run say where they are, then kills them."""
         late = ", ".join(map(str, sorted(self._cluster.running)))
-        self._screen.say(f"mirrax: still running and killed now: worker {late}.", "bold")
+        self._screen.say(
+            f"mirrax: still running and killed now: worker {late}.", "bold"
+        )
         if not self._has_passed_on:
             self._note_killed()
             self._cluster.send_signal(signal.SIGABRT)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
@@ -127,3 +128,32 @@ def run(
     except running.LaunchError as error:
         raise click.ClickException(str(error)) from None
     running.end_with(code)
+
+
+@commands.command()
+@click.option(
+    "--devices", type=_positive, help="Logical CPU devices to measure between."
+)
+@click.option(
+    "--workers",
+    type=_positive,
+    help="Measure between so many local workers, with --devices each.",
+)
+@click.option("--json", "as_json", is_flag=True, help="JSON in place of tables.")
+def info(devices: int | None, workers: int | None, as_json: bool) -> None:
+    """Versions, devices, the cluster, threads, and how fast collectives are here."""
+    # Here, because they use JAX, and a launcher should not.
+    from mirrax._src.command_line import info as collecting
+    from mirrax._src.command_line import tables
+
+    content = collecting.collect(devices)
+    if workers is None:
+        content["all_reduce"] = collecting.measure_here()
+    else:
+        content["all_reduce"], code = collecting.measure_between(workers, devices)
+        if code:
+            running.end_with(code)
+    if as_json:
+        click.echo(json.dumps(content, indent=2))
+    else:
+        tables.show(content)

@@ -1,37 +1,8 @@
-"""Exit codes and signals in words, and whether it was the memory."""
+"""Exit codes as a shell gives them, and whether it was the memory."""
 
 from __future__ import annotations
 
-import signal
 from pathlib import Path
-
-PREEMPTED, LOST_ANOTHER = 42, 43
-
-_MEANINGS = {
-    signal.SIGABRT: "a check in native code failed",
-    signal.SIGBUS: "native code crashed: often a full /dev/shm or a file that shrank",
-    signal.SIGFPE: "native code crashed",
-    signal.SIGILL: "native code was built for another processor",
-    signal.SIGINT: "interrupted",
-    signal.SIGSEGV: "native code crashed",
-    signal.SIGTERM: "somebody asked it to end",
-}
-
-
-def describe(returncode: int) -> str:
-    """`exit code 1`, or which signal ended it and what that means."""
-    if returncode >= 0:
-        meaning = {
-            PREEMPTED: " (preempted: it has saved and wants to be started again)",
-            LOST_ANOTHER: " (another worker was lost)",
-        }
-        return f"exit code {returncode}{meaning.get(returncode, '')}"
-    try:
-        number = signal.Signals(-returncode)
-    except ValueError:
-        return f"signal {-returncode}"
-    meaning = f": {_MEANINGS[number]}" if number in _MEANINGS else ""
-    return f"signal {number.name}{meaning}"
 
 
 def shell_code(returncode: int) -> int:

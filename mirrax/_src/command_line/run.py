@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from mirrax._src.cluster.local_cluster import LocalCluster
+from mirrax._src.cluster.local_cluster import PREEMPTED, LocalCluster
 from mirrax._src.command_line import exits, gpus
 from mirrax._src.command_line.attempt import Attempt
 from mirrax._src.command_line.screen import Screen
@@ -103,9 +103,7 @@ class _Launcher:
     def _attempt(self, attempt: int) -> Verdict:
         options = self._options
         try:
-            variables = gpus.environments(
-                self._size, options.devices, options.platform
-            )
+            variables = gpus.environments(self._size, options.devices, options.platform)
         except ValueError as error:
             raise LaunchError(str(error)) from None
         self._begin_logs(attempt)
@@ -196,15 +194,15 @@ class _Launcher:
         """Workers' own failures count; else 42 if some have saved; else it is the signal."""
         number, passed = self._stop.first, self._stop.passed
         assert number is not None and passed is not None
-        expected = {0, exits.PREEMPTED, -passed, 128 + passed}
+        expected = {0, PREEMPTED, -passed, 128 + passed}
         left = [case for case in verdict.cases if not case.was_killed]
         codes = {case.end.returncode for case in left}
         odd = judge([case for case in left if case.end.returncode not in expected])
         if odd.first is not None and odd.first.failed_by_itself:
             self._explain(odd, started, oom_kills)
             return odd.code
-        if exits.PREEMPTED in codes:
-            return exits.PREEMPTED
+        if PREEMPTED in codes:
+            return PREEMPTED
         is_done = codes == {0} and len(left) == len(verdict.cases)
         return 0 if is_done else -number
 
@@ -222,7 +220,5 @@ def _make_directory(given: Path | None) -> Path:
     try:
         given.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise LaunchError(
-            f"The directory for logs cannot be made: {error}."
-        ) from None
+        raise LaunchError(f"The directory for logs cannot be made: {error}.") from None
     return given.absolute()

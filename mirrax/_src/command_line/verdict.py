@@ -12,11 +12,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mirrax._src.cluster.local_cluster import WorkerEnd, read_tail
+from mirrax._src.cluster.local_cluster import (
+    LOST_ANOTHER,
+    PREEMPTED,
+    WorkerEnd,
+    read_tail,
+)
 from mirrax._src.command_line import exits
 
 _SHOWN_LINES = 25
 _SEARCHED_LINES = 150
+_LOST_ERROR = "mirrax.errors.UnavailableError"
 _MARKS = ("Traceback (most recent call last)", "Fatal Python error")
 
 
@@ -53,7 +59,9 @@ class Case:
         """Whether it failed because another worker did."""
         if self.report is not None:
             return self.report["is_consequence"]
-        return self.end.returncode == exits.LOST_ANOTHER
+        return self.end.returncode == LOST_ANOTHER or last_error(
+            self.last_lines
+        ).startswith(_LOST_ERROR)
 
     @property
     def failed_by_itself(self) -> bool:
@@ -71,7 +79,7 @@ class Case:
     def reason(self) -> str:
         """In a few words why it ended."""
         if self.report is None:
-            how = exits.describe(self.end.returncode)
+            how = self.end.describe()
             error = last_error(self.last_lines)
             return f"{error} ({how})" if error and self.end.returncode == 1 else how
         first_line = self.report["message"].partition("\n")[0]
@@ -105,7 +113,7 @@ class Verdict:
     def is_preemption(self) -> bool:
         """Whether workers have only saved, to be started again."""
         codes = {case.code for case in self.cases if case.worker in self.blamed}
-        return codes == {exits.PREEMPTED}
+        return codes == {PREEMPTED}
 
     def explain(self, started: float, oom_kills: int) -> str:
         """The verdict for a person to read."""
@@ -123,7 +131,7 @@ class Verdict:
         return "\n\n".join(parts)
 
     def _how(self, case: Case) -> str:
-        if case.end.returncode == exits.PREEMPTED:
+        if case.end.returncode == PREEMPTED:
             return "was preempted"
         if case.failed_by_itself:
             return "failed first"

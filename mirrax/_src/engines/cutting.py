@@ -8,6 +8,7 @@ update) and one exchange.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +25,7 @@ from mirrax._src.base.jax_compat import (
     sub_program,
 )
 from mirrax._src.base.mesh import AXIS_NAME
+from mirrax._src.collectives.same import MARK
 from mirrax._src.engines.invariance import (
     contains_collective,
     invariant_outputs,
@@ -94,11 +96,19 @@ class Cut:
                 else known[atom]
             )
 
+        marks = itertools.count()
         for eqn in self.jaxpr.eqns:
-            how = exchanged.get(id(eqn)) or (
-                eqn.primitive.name,
-                str(eqn.params),
-                *map(of, eqn.invars),
+            # What replicas have made the same is, however each has come to it.
+            is_marked = eqn.params.get("name") == MARK
+            how = (
+                ("same", next(marks))
+                if is_marked
+                else exchanged.get(id(eqn))
+                or (
+                    eqn.primitive.name,
+                    str(eqn.params),
+                    *map(of, eqn.invars),
+                )
             )
             for i, var in enumerate(eqn.outvars):
                 known[var] = hash((how, i, str(var.aval)))

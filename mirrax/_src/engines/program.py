@@ -77,6 +77,7 @@ class Program:
             for v, kind in (*staged.reads.items(), *staged.writes.items())
         )
         self._sealed = False
+        self._smallest: int | None = None
         # With `jax_debug_nans` JAX runs a failed step again, on the same arguments.
         debug = jax.config.jax_debug_nans  # pyright: ignore[reportAttributeAccessIssue]
         self._jitted = jax.jit(self._pure, donate_argnums=() if debug else (0, 1))
@@ -100,9 +101,16 @@ class Program:
                 launches.last.begin(self._label)
             written, results = self._launch(*inputs)
             if self._label:
-                launches.last.end(written or results)
+                self._note_results(written, results)
         after_launch(written or results)
         return self._staged.result(results, given)
+
+    def _note_results(self, written: list[Any], results: list[Any]) -> None:
+        every = [*written, *results]
+        if self._smallest is None:
+            self._smallest = launches.smallest(every)
+        at = self._smallest
+        launches.last.end(None if at is None else every[at])
 
     def compile_and_call(self, arrays: list[Any], given: list[Any]) -> PyTree:
         """As a call, but JAX may trace the program again: for other placements, say."""

@@ -229,7 +229,7 @@ def _exchange(
         outs = _communication(mesh, first, scalars)(arrays)
     after_launch(outs)
     if mesh.is_shared:
-        launches.last.end(outs)
+        launches.last.end(outs[0])
     combined = [_is_combined(eqn) for eqn in first for _ in eqn.outvars]
     for variables, whole, is_combined in zip(zip(*results), outs, combined):
         is_scalar = variables[0].aval.ndim == 0

@@ -10,6 +10,7 @@ from mirrax._src.input.adapters import as_dataset
 from mirrax._src.input.dataset import Dataset
 from mirrax._src.input.distributed import DistributedDataset, DistributedIterator
 from mirrax._src.input.iterators import adopt, describe_steps
+from mirrax._src.input.node import Node, walk
 from mirrax._src.input.options import (
     AutoShardPolicy,
     InputContext,
@@ -18,6 +19,7 @@ from mirrax._src.input.options import (
 )
 from mirrax._src.input.sharding import make_plan
 from mirrax._src.input.splitting import Dropping, InTurn, Padding, Share, StepCursor
+from mirrax._src.input.transforms.selecting import Shard
 
 
 def distribute_dataset(
@@ -87,6 +89,8 @@ def distribute_from_function(
         contexts = [InputContext(share.num_workers, share.worker, share.num_replicas)]
     made = [dataset_fn(context) for context in contexts]
     roots = tuple(as_dataset(dataset, "`dataset_fn`").node for dataset in made)
+    if mesh is not None and mesh.is_shared:
+        _shuffle_alike(roots, mesh)
     rows = roots[0].batch_size()
     source = InTurn(roots, local, rows, share.num_workers == 1, drop_incomplete)
 
@@ -97,6 +101,20 @@ def distribute_from_function(
         return Padding(cursor, rows) if options.last_batch == "pad" else cursor
 
     return DistributedDataset.in_turn(roots, steps_of, share, mesh, options)
+
+
+def _shuffle_alike(roots: tuple[Node, ...], mesh: ReplicaMesh) -> None:
+    """Where `dataset_fn` shards what it has shuffled: the same order on all workers.
+
+    Rows would be read twice or never otherwise. What is not sharded is not touched: workers
+    that read all data better do so in different orders.
+    """
+    steps = describe_steps(roots)
+    is_sharded = any(isinstance(n, Shard) for root in roots for n in walk(root))
+    own = {**steps, "is_sharded": is_sharded}
+    first = mesh.cluster.agree("the datasets of a function", own)[0]
+    if is_sharded and len(first["entropy"]) == len(steps["entropy"]):
+        adopt(roots, {**first, "steps": steps["steps"]})
 
 
 def _checked(options: InputOptions | None) -> InputOptions:

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mirrax._src.base.devices import device_name, resolve_devices
+from mirrax._src.base.jax_compat import backend_started
 from mirrax._src.base.mesh import ReplicaMesh
 from mirrax._src.base.values import PyTree, Stacked, copies_of, to_device
 from mirrax._src.cluster.resolver_tf_config import TFConfigClusterResolver
@@ -119,6 +120,7 @@ class MultiWorkerMirroredStrategy(Strategy):
             )
         self._cluster: Cluster | None = None
         if task.index is not None and task.size > 1:
+            _choose_devices(getattr(self._resolver, "local_device_ids", None))
             self._cluster = join_cluster(
                 task.addresses,
                 task.names,
@@ -136,6 +138,17 @@ class MultiWorkerMirroredStrategy(Strategy):
         )
         extended.attach(self)
         extended.check_options(options)
+        if self._cluster is not None:
+            self._connect()
+
+    def _connect(self) -> None:
+        """Has the devices' connections made, for which Gloo waits 30 s and no longer."""
+        mesh = self.replica_mesh
+        assert mesh is not None and self._cluster is not None
+        rows = [to_device(np.zeros(1, np.float32), d) for d in mesh.local_devices]
+        piece = Stacked(mesh.join(rows, mirrored=False), mesh, is_scalar=False)
+        with self._cluster.explaining():
+            jax.block_until_ready(launch(FirstProgram(), mesh, [piece]))
 
     @property
     def cluster_resolver(self) -> ClusterResolver:
@@ -222,6 +235,13 @@ def _communication(
             "`communication` is the older form of `communication_options`; give one of them."
         )
     return CommunicationOptions(implementation=communication)
+
+
+def _choose_devices(ids: Any) -> None:
+    """Takes those of this machine's GPUs that a cluster has given to this process."""
+    if ids is not None and not backend_started():
+        for name in ("jax_cuda_visible_devices", "jax_rocm_visible_devices"):
+            jax.config.update(name, ",".join(map(str, ids)))
 
 
 def _devices(task: TrainingCluster, cluster: Cluster | None) -> tuple[Any, ...]:

@@ -165,8 +165,8 @@ class Checkpoint:
 
         It returns as soon as the values are safe from later steps; a thread writes them, and
         `sync` waits for it. An error of that thread is raised by the next `save` or `sync`;
-        so call `sync` after the last one. Of several workers all have to call it, and the
-        first one writes; another only where it gives a path of its own.
+        so call `sync` after the last one. Of several workers all have to call it, and only
+        the first one writes.
         """
         _check_outside("save")
         with self._lock:
@@ -215,7 +215,8 @@ class Checkpoint:
     ) -> str:
         # The thread may outlive a `chdir`, and must not replace a link.
         place = Path(os.path.realpath(path))
-        is_writer = writes_to(place)
+        cluster = current_cluster()
+        is_writer = cluster is None or cluster.worker == 0
         arrays, values = {}, {}
         with launching:  # no other thread's step may take the memory meanwhile
             for name, item in self.collect().items.items():
@@ -223,6 +224,9 @@ class Checkpoint:
             if is_writer:
                 _copy_to_host(arrays)
         if not is_writer:
+            place.parent.mkdir(
+                parents=True, exist_ok=True
+            )  # for who cleans up after it
             return path
         writer.start(self, place, arrays, values, is_one_of_many, then)
         if options is not None and not options.experimental_enable_async_checkpoint:
@@ -268,15 +272,6 @@ class Checkpoint:
         return f"<mx.train.Checkpoint of {', '.join(self._parts) or 'nothing'}>"
 
 
-def writes_to(place: Path) -> bool:
-    """Whether this worker writes the checkpoint that all are about to save."""
-    cluster = current_cluster()
-    if cluster is None:
-        return True
-    first = cluster.agree("a checkpoint to save", str(place))[0]
-    return cluster.worker == 0 or str(place) != first
-
-
 def _opened_together(path: str | os.PathLike[str]) -> Contents:
     """A checkpoint to read, the same on all workers."""
     cluster = current_cluster()
@@ -285,15 +280,15 @@ def _opened_together(path: str | os.PathLike[str]) -> Contents:
     wait_for_saves()
     cluster.agree("a checkpoint to restore", None)  # the first worker has written it
     contents = open_checkpoint(path)
-    own = [contents.path.name, contents.sequence, contents.saved_at]
+    own = [os.path.realpath(contents.path), contents.sequence, contents.saved_at]
     found = cluster.agree("a checkpoint to restore", own)
     for k, theirs in enumerate(found):
-        if theirs != found[0]:
+        if theirs[1:] != found[0][1:]:
             raise ValueError(
-                "The workers restore different checkpoints: "
-                f"{found[0][0]} (saved at {found[0][2]}) on {cluster.names[0]}, {theirs[0]} "
-                f"(saved at {theirs[2]}) on {cluster.names[k]}. Give all workers the same "
-                "path, in a directory that all of them see."
+                f"The workers restore different checkpoints: {found[0][0]} on "
+                f"{cluster.names[0]}, {theirs[0]} on {cluster.names[k]}, which were not saved "
+                "at the same time. Give all workers the same path, in a directory that all "
+                "of them see."
             )
     return contents
 

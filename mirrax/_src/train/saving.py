@@ -288,19 +288,37 @@ def _state_item(holder: Any) -> Item:
     cluster = current_cluster()
     is_own = isinstance(holder, DistributedIterator) and not holder.is_global
     if cluster is None or not is_own:
-        return Item(False, holder.get_state, lambda _: None, holder.set_state)
+
+        def check_own(state: Any) -> str | None:
+            of_workers = state.get(_OF_WORKERS) if isinstance(state, dict) else None
+            return _check_workers(len(of_workers), 1) if of_workers else None
+
+        return Item(False, holder.get_state, check_own, holder.set_state)
 
     def take() -> Any:
         return {_OF_WORKERS: cluster.agree("a state to save", holder.get_state())}
 
-    def put(state: Any) -> None:
-        states = state.get(_OF_WORKERS, [state])
-        holder.set_state(states[min(cluster.worker, len(states) - 1)])
+    def check(state: Any) -> str | None:
+        count = len(state.get(_OF_WORKERS, [None]))
+        return _check_workers(count, cluster.size)
 
-    return Item(False, take, lambda _: None, put)
+    def put(state: Any) -> None:
+        holder.set_state(state[_OF_WORKERS][cluster.worker])
+
+    return Item(False, take, check, put)
 
 
 _OF_WORKERS = "of_workers"
+
+
+def _check_workers(saved: int, here: int) -> str | None:
+    if saved == here:
+        return None
+    return (
+        f"it was saved by {saved} worker(s), each with data of its own, and here are {here}. "
+        "Start as many, leave the iterator out of the checkpoint, or use "
+        "`experimental_distribute_dataset`, whose position holds for any number of workers"
+    )
 
 
 def _copies_item(copies: OwnCopies) -> Item:
