@@ -29,6 +29,9 @@ from mirrax._src.state.variable import Variable as Variable
 from mirrax._src.strategies.default import get_replica_context as get_replica_context
 from mirrax._src.strategies.default import get_strategy as get_strategy
 from mirrax._src.strategies.mirrored import MirroredStrategy as MirroredStrategy
+from mirrax._src.strategies.multi_worker import (
+    MultiWorkerMirroredStrategy as MultiWorkerMirroredStrategy,
+)
 from mirrax._src.strategies.one_device import OneDeviceStrategy as OneDeviceStrategy
 
 _install()

@@ -7,6 +7,9 @@ from mirrax._src.collectives.options import (
     CommunicationImplementation as CommunicationImplementation,
 )
 from mirrax._src.collectives.options import CommunicationOptions as CommunicationOptions
+from mirrax._src.strategies.multi_worker import (
+    ExperimentalMultiWorkerMirroredStrategy as MultiWorkerMirroredStrategy,
+)
 from mirrax._src.strategies.strategy import ValueContext as ValueContext
 from mirrax._src.train.preemption import (
     PreemptionCheckpointHandler as PreemptionCheckpointHandler,
@@ -17,6 +20,7 @@ __all__ = [
     "CollectiveCommunication",
     "CommunicationImplementation",
     "CommunicationOptions",
+    "MultiWorkerMirroredStrategy",
     "PreemptionCheckpointHandler",
     "TerminationConfig",
     "ValueContext",

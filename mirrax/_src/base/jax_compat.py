@@ -21,7 +21,7 @@ from jax._src import core as _core
 from jax._src import distributed as _distributed
 from jax._src import xla_bridge as _xla_bridge
 from jax._src.interpreters import pxla as _pxla
-from jax._src.lib import _jax as _jaxlib
+from jax._src.lib import _jax as _jaxlib  # pyright: ignore[reportPrivateImportUsage]
 from jax.extend import core as _extend_core
 
 if TYPE_CHECKING:
@@ -52,6 +52,11 @@ def wrap_cpu_start(
     start = registration.factory
 
     def wrapped(*args: Any, **kwargs: Any) -> Any:
+        client = _distributed.global_state.client
+        if _gloo_host and "collectives" not in kwargs and client is not None:
+            kwargs["collectives"] = _jaxlib.make_gloo_tcp_collectives(
+                client, hostname=_gloo_host[0]
+            )
         with around():
             return start(*args, **kwargs)
 
@@ -162,8 +167,17 @@ def make_jaxpr(
     return jax.make_jaxpr(fn, axis_env=[axis] if axis else None)(*args)
 
 
-def connect_workers(address: str, worker: int, count: int, timeout: int) -> None:
+# This worker's address for the others. Gloo would take that of the machine's name, which on
+# many machines is one of loopback.
+_gloo_host: list[str] = []
+
+
+def connect_workers(
+    address: str, worker: int, count: int, own_host: str, timeout: int
+) -> None:
     """Joins JAX's distributed runtime, whose coordination service is at `address`.
+
+    The others reach this worker's devices at `own_host`.
 
     As `jax.distributed.initialize`, without its service (which ends with its process, and
     takes all others along), its heartbeats (which abort the process), its handler of
@@ -182,6 +196,8 @@ def connect_workers(address: str, worker: int, count: int, timeout: int) -> None
     state.process_id, state.num_processes = worker, count
     state.coordinator_address = address
     state.client = client
+    if jax.config.jax_cpu_collectives_implementation == "gloo":  # pyright: ignore[reportAttributeAccessIssue]
+        _gloo_host.append(own_host)
     # Never taken apart: at the end of the process its threads would abort it.
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(client))
 

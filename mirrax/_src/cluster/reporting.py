@@ -17,15 +17,19 @@ from typing import Any
 
 from mirrax._src.base.errors import UnavailableError
 
+_path: Path | None = None
+
 
 def install() -> None:
     """Has an uncaught exception reported; called when mirrax is imported.
 
     The variable is taken out of the environment: what this process starts is no worker.
     """
-    path = os.environ.pop("MIRRAX_FAILURE", None)
-    if not path:
+    global _path
+    name = os.environ.pop("MIRRAX_FAILURE", None)
+    if not name:
         return
+    _path = Path(name)
     shows, process = sys.excepthook, os.getpid()
 
     def excepthook(
@@ -36,9 +40,32 @@ def install() -> None:
             shows(kind, error, trace)
         finally:
             if os.getpid() == process:
-                _write(Path(path), error, now)
+                write_report(error, now)
 
     sys.excepthook = excepthook
+
+
+def write_report(
+    error: BaseException, now: float | None = None, where: str = ""
+) -> None:
+    """Writes down why this process ends, if somebody wants to know.
+
+    Args:
+        error: Why.
+        now: When it happened, in seconds since the epoch; by default now.
+        where: Where the process was, if the error does not know.
+    """
+    if _path is None:
+        return
+    report = report_of(error, time.time() if now is None else now)
+    if where:
+        report["traceback"] += f"It was here:\n{where}"
+    try:
+        partial = _path.with_name(f"{_path.name}.partial")
+        partial.write_text(json.dumps(report))
+        partial.replace(_path)  # nobody ever reads half of it
+    except OSError as problem:
+        print(f"mirrax: {_path} cannot be written: {problem}", file=sys.stderr)
 
 
 def report_of(error: BaseException, now: float) -> dict[str, Any]:
@@ -53,15 +80,6 @@ def report_of(error: BaseException, now: float) -> dict[str, Any]:
         "is_consequence": lost is not None and worker not in lost,
         "lost": lost or [],
     }
-
-
-def _write(path: Path, error: BaseException, now: float) -> None:
-    try:
-        partial = path.with_name(f"{path.name}.partial")
-        partial.write_text(json.dumps(report_of(error, now)))
-        partial.replace(path)  # nobody ever reads half of it
-    except Exception as problem:
-        print(f"mirrax: {path} cannot be written: {problem!r}", file=sys.stderr)
 
 
 def _lost_workers(error: BaseException) -> list[int] | None:

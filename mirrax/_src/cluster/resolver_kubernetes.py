@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import re
 from typing import Any
 
 from mirrax._src.cluster.resolvers import ClusterResolver, with_protocol
@@ -85,7 +86,7 @@ class KubernetesClusterResolver(ClusterResolver):
 
     def _addresses(self, selector: str) -> list[str]:
         found = self._client.list_pod_for_all_namespaces(label_selector=selector)
-        pods = sorted(found.items, key=lambda pod: pod.metadata.name)
+        pods = sorted(found.items, key=lambda pod: _by_number(pod.metadata.name))
         for pod in pods:
             if pod.status.phase != "Running":
                 raise RuntimeError(
@@ -115,3 +116,8 @@ def _client(location: KubernetesExecutableLocation) -> Any:
                 f"{location!r}."
             )
     return client.CoreV1Api()
+
+
+def _by_number(name: str) -> list[Any]:
+    """Sorts `train-2` before `train-10`."""
+    return [int(t) if t.isdigit() else t for t in re.split(r"([0-9]+)", name)]

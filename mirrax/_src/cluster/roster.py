@@ -65,7 +65,7 @@ class Roster:
         self.worker, self.names = worker, tuple(names)
         self.failure: UnavailableError | None = None
         self.facts: list[dict[str, Any]] = []
-        self.port = 0
+        self.port, self.host = 0, ""
         self.steps = 0
         self._address, self._own_facts = address, facts
         self._heartbeat, self.step_timeout = heartbeat, step_timeout
@@ -138,6 +138,7 @@ class Roster:
             )
             self._socket.close()
             return False
+        self.host = self._socket.getsockname()[0]
         self._socket.settimeout(None)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return True
@@ -197,6 +198,9 @@ class Roster:
                 self._missing = content
             elif kind == "go":
                 self.port, self.facts = content["port"], content["facts"]
+                # Worker 0 may know itself by another address than the others do.
+                if self.worker == 0 and content["host"]:
+                    self.host = content["host"]
                 self._has_gone = True
             elif kind == "agreed":
                 agreement = self._agreements.pop(content["name"], _Agreement())

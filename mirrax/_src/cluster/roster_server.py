@@ -140,7 +140,9 @@ class Roster:
             self.fail([0], f"JAX's coordination service does not start: {error}")
             return
         members = [self.members[k] for k in range(len(self.addresses))]
-        self.tell_all("go", {"port": port, "facts": [m.facts for m in members]})
+        facts = [m.facts for m in members]
+        host = members[-1].writer.get_extra_info("sockname")[0]
+        self.tell_all("go", {"port": port, "host": host, "facts": facts})
 
     def start_service(self) -> int:
         """JAX's coordination service, on a port of its own."""

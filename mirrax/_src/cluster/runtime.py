@@ -335,6 +335,7 @@ def _connect_jax(roster: Roster, host: str) -> None:
                 _address(host, roster.port),
                 roster.worker,
                 len(roster.names),
+                roster.host,
                 _CONNECT_SECONDS,
             )
         except Exception as error:

@@ -49,7 +49,7 @@ class Attempt:
             self._look_for_signals()
             if self._stop.is_urgent():
                 self._kill()
-            elif self._deadline is not None and time.monotonic() > self._deadline:
+            elif self._deadline is not None and self._is_too_late():
                 self._end_late_ones()
         return [self._case(end) for end in self._ends]
 
@@ -85,6 +85,15 @@ class Attempt:
             f"mirrax: {passed.name} is passed on to the workers, which get "
             f"{self._deadline - time.monotonic():.0f} s. Once more kills them at once.",
             "bold",
+        )
+
+    def _is_too_late(self) -> bool:
+        assert self._deadline is not None
+        # After a failure nobody waits for those that are stopped and cannot end.
+        running = self._cluster.running
+        is_stopped = bool(running) and all(map(self._cluster.is_stopped, running))
+        return time.monotonic() > self._deadline or (
+            is_stopped and not self._has_passed_on
         )
 
     def _end_late_ones(self) -> None:

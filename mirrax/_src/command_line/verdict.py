@@ -8,6 +8,7 @@ time only among those that failed by themselves.
 from __future__ import annotations
 
 import json
+import signal
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from mirrax._src.command_line import exits
 
 _SHOWN_LINES = 25
 _SEARCHED_LINES = 150
+_LONGEST_REASON = 160
 _LOST_ERROR = "mirrax.errors.UnavailableError"
 _MARKS = ("Traceback (most recent call last)", "Fatal Python error")
 
@@ -57,11 +59,14 @@ class Case:
     @property
     def is_consequence(self) -> bool:
         """Whether it failed because another worker did."""
-        if self.report is not None:
-            return self.report["is_consequence"]
-        return self.end.returncode == LOST_ANOTHER or last_error(
-            self.last_lines
-        ).startswith(_LOST_ERROR)
+        if self.report is not None and self.report["is_consequence"]:
+            return True
+        if self.report is not None and self.worker in self.report["lost"]:
+            return False  # it has been told that it is the one
+        if self.end.returncode == LOST_ANOTHER:
+            return True
+        error = last_error(self.last_lines)
+        return self.report is None and error.startswith(_LOST_ERROR)
 
     @property
     def failed_by_itself(self) -> bool:
@@ -76,15 +81,21 @@ class Case:
         is_late = self.was_killed and self.report is not None
         return 1 if is_late else exits.shell_code(self.end.returncode)
 
+    def error(self) -> str:
+        """The exception that ended it in one line; "" if it was none, or is not known."""
+        if self.report is not None:
+            first_line = self.report["message"].partition("\n")[0]
+            return f"{self.report['type']}: {first_line}".removesuffix(": ")
+        return last_error(self.last_lines) if self.end.returncode == 1 else ""
+
     def reason(self) -> str:
         """In a few words why it ended."""
-        if self.report is None:
-            how = self.end.describe()
-            error = last_error(self.last_lines)
-            return f"{error} ({how})" if error and self.end.returncode == 1 else how
-        first_line = self.report["message"].partition("\n")[0]
-        text = f"{self.report['type']}: {first_line}".removesuffix(": ")
-        return f"{text} (exit code {self.code})" if self.code != 1 else text
+        error = self.error()
+        if not error:
+            return self.end.describe()
+        if len(error) > _LONGEST_REASON:
+            error = f"{error[:_LONGEST_REASON].rstrip()}..."
+        return f"{error} (exit code {self.code})" if self.code != 1 else error
 
     def traceback(self) -> str:
         """Its own traceback, else what its log ends with."""
@@ -119,34 +130,21 @@ class Verdict:
         """The verdict for a person to read."""
         first = self.first
         assert first is not None
-        head = f"Worker {first.worker} {self._how(first)}, {first.time - started:.1f} s after the start"
-        parts = [f"{head}: {first.reason()}."]
-        if first.end.returncode == -9 and first.failed_by_itself:
-            if not first.was_killed:
-                parts.append(exits.guess_about_kill(oom_kills, first.end.peak_bytes))
+        parts = [_head(first, f"{first.time - started:.1f} s after the start")]
+        if first.end.returncode == -signal.SIGKILL and not first.was_killed:
+            parts.append(exits.guess_about_kill(oom_kills, first.end.peak_bytes))
         if text := first.traceback():
             where = "" if first.report else "Its log ends with:\n"
             parts.append(where + _indented(text))
         parts += filter(None, [self._what_others_say(), self._others()])
         return "\n\n".join(parts)
 
-    def _how(self, case: Case) -> str:
-        if case.end.returncode == PREEMPTED:
-            return "was preempted"
-        if case.failed_by_itself:
-            return "failed first"
-        if case.was_stopped:
-            return "did not answer: its process was stopped (SIGSTOP), and was killed"
-        if case.was_killed:
-            return "did not answer, and was killed"
-        return "was lost by the others"
-
     def _what_others_say(self) -> str:
         """A consequence's message, where the first failure has none of its own."""
         assert self.first is not None
-        if self.first.failed_by_itself:
+        if self.first.failed_by_itself or self.first.is_consequence:
             return ""
-        said = [c for c in self.cases if c.is_consequence and c.report is not None]
+        said = [c for c in self.cases if c.is_consequence and c.traceback()]
         if not said:
             return ""
         case = min(said, key=lambda c: c.time)
@@ -164,7 +162,8 @@ class Verdict:
         if case.failed_by_itself:
             return case.reason()
         if case.is_consequence:
-            return f"ended because another was lost ({case.reason()})"
+            how = case.error().partition(":")[0] or f"exit code {case.code}"
+            return f"ended because another was lost ({how})"
         if case.was_stopped:
             return "was stopped (SIGSTOP), and killed"
         if case.was_killed:
@@ -200,10 +199,28 @@ def judge(cases: list[Case]) -> Verdict:
     if not others:
         return Verdict(tuple(cases), None, (), 0)
     lost = {n for c in others if c.report for n in c.report["lost"]}
+    # Where nobody says who was lost: those that did not end by themselves, if any.
+    lost = lost or {c.worker for c in cases if c.was_killed and not c.is_consequence}
     blamed = [case for case in cases if case.worker in lost] or others[:1]
     first = min(blamed, key=lambda case: case.time)
     numbers = tuple(case.worker for case in blamed)
     return Verdict(tuple(cases), first, numbers, others[0].code)
+
+
+def _head(case: Case, when: str) -> str:
+    """What the verdict begins with."""
+    who = f"Worker {case.worker}"
+    if case.end.returncode == PREEMPTED:
+        return f"{who} was preempted {when}: {case.reason()}."
+    if case.failed_by_itself:
+        return f"{who} failed first, {when}: {case.reason()}."
+    if case.is_consequence:
+        return f"{who} ended because another was lost, {when}: {case.reason()}."
+    if case.was_stopped:
+        return f"{who} did not answer: its process was stopped (SIGSTOP). It was killed {when}."
+    if case.was_killed:
+        return f"{who} did not answer, and was killed {when}."
+    return f"{who} ended its program {when}, while others still needed it."
 
 
 def last_words(text: str) -> str:

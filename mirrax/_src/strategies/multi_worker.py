@@ -220,6 +220,30 @@ class MultiWorkerMirroredStrategy(Strategy):
         return whole.view(np.uint8)[: own.nbytes].view(own.dtype).reshape(own.shape)
 
 
+class ExperimentalMultiWorkerMirroredStrategy(MultiWorkerMirroredStrategy):
+    """`MultiWorkerMirroredStrategy` as it was first: `communication` comes first.
+
+    Args:
+        communication: A `CollectiveCommunication`.
+        cluster_resolver: Says who the workers are; a `TFConfigClusterResolver` by default.
+        **options: As those of `mx.distribute.MultiWorkerMirroredStrategy`.
+    """
+
+    __module__ = "mirrax.distribute.experimental"
+    __qualname__ = "MultiWorkerMirroredStrategy"
+
+    def __init__(
+        self,
+        communication: CommunicationImplementation
+        | str = CommunicationImplementation.AUTO,
+        cluster_resolver: ClusterResolver | None = None,
+        **options: Any,
+    ) -> None:
+        if options.get("communication_options") is None:
+            options["communication"] = communication
+        super().__init__(cluster_resolver, **options)
+
+
 def _communication(
     options: CommunicationOptions | None,
     communication: CommunicationImplementation | str | None,
