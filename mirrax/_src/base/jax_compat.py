@@ -205,9 +205,15 @@ def connect_workers(
 _NEVER_SECONDS = 7 * 24 * 3600
 
 
-def distributed_client() -> Any:
-    """JAX's client of its coordination service; None if there is one process."""
-    return _distributed.global_state.client
+def running_processes() -> tuple[Any, int, int]:
+    """JAX's client of its coordination service, this process's number and how many."""
+    state = _distributed.global_state
+    return state.client, state.process_id, state.num_processes
+
+
+def coordinator_address() -> str:
+    """Where JAX's coordination service is."""
+    return _distributed.global_state.coordinator_address or ""
 
 
 def detect_cluster(

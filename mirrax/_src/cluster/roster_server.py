@@ -101,7 +101,7 @@ class Roster:
         member = Member(writer, facts)
         if self.failure is not None:
             member.tell("failure", self.failure)
-        elif facts["addresses"] != self.addresses:
+        elif facts["addresses"][1:] != self.addresses[1:]:
             text = (
                 f"Worker {worker} was told of other workers than worker 0: "
                 f"{', '.join(facts['addresses'])} there, {', '.join(self.addresses)} here. "
@@ -324,7 +324,8 @@ async def main() -> None:
         print(json.dumps({"error": os.strerror(error.errno or 0)}), flush=True)
         return
     with contextlib.suppress(BrokenPipeError):  # gone already; its input has ended, too
-        print(json.dumps({"ready": True}), flush=True)
+        port = server.sockets[0].getsockname()[1]
+        print(json.dumps({"ready": port}), flush=True)
     beating = asyncio.create_task(roster.beat())
     parent = asyncio.create_task(_parent_ends(roster))
     await roster.is_done.wait()

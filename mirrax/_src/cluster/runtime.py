@@ -87,6 +87,7 @@ class Cluster:
         self.options = options
         self.names = roster.names
         self.worker, self.size = roster.worker, len(roster.names)
+        self.addresses = roster.facts[0]["addresses"]
         self.hosts = [facts["host"] for facts in roster.facts]
         self.local_size = self.hosts.count(self.hosts[self.worker])
 
@@ -216,7 +217,7 @@ def join_cluster(
         )
     _check_mpi()
     host, port = _host_and_port(addresses[0])
-    if worker == 0:
+    if worker == 0 and not _servers:
         _start_server(list(addresses), host, port, options.heartbeat)
     roster = Roster(
         (host, port), worker, names, facts, options.heartbeat, options.step_timeout
@@ -234,6 +235,23 @@ def join_cluster(
 
 
 _joined_as: list[Any] = []
+
+
+def join_running_jax(options: ClusterOptions) -> Cluster:
+    """Joins the processes that `jax.distributed.initialize` has brought together."""
+    client, worker, count = jax_compat.running_processes()
+    names = [f"worker {k}" for k in range(count)]
+    if _current is None and worker == 0:
+        host = jax_compat.coordinator_address().rpartition(":")[0]
+        addresses = [f"{host}:0", *names[1:]]
+        port = _start_server(addresses, host.strip("[]"), 0, options.heartbeat)
+        client.key_value_set(_ROSTER_KEY, f"{host}:{port}")
+    seconds = int(options.join_timeout)
+    found = client.blocking_key_value_get(_ROSTER_KEY, seconds * 1000)
+    return join_cluster([found, *names[1:]], names, worker, options)
+
+
+_ROSTER_KEY = "mirrax/roster"
 
 
 def _own_facts() -> dict[str, Any]:
@@ -293,7 +311,7 @@ def _address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def _start_server(addresses: list[str], host: str, port: int, heartbeat: float) -> None:
+def _start_server(addresses: list[str], host: str, port: int, heartbeat: float) -> int:
     # Loopback stays on this machine; any other name may not be that of an own interface.
     is_local = host == "localhost" or host.startswith("127.") or host == "::1"
     config = {
@@ -319,6 +337,7 @@ def _start_server(addresses: list[str], host: str, port: int, heartbeat: float) 
             "another program, or an earlier run, still use the port?"
         )
     _servers.append(server)  # its input stays open as long as this process lives
+    return answer["ready"]
 
 
 _servers: list[Any] = []

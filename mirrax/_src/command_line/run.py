@@ -52,6 +52,12 @@ def launch(options: RunOptions) -> int:
     directory = _make_directory(options.log_dir)
     with StopSignals() as stop, Screen(stop.is_urgent) as screen:
         launcher = _Launcher(options, directory, stop, screen)
+        if os.environ.get("TF_CONFIG"):
+            screen.say(
+                "mirrax: TF_CONFIG is set, but not used: the workers started here form a "
+                "cluster of their own on this machine.",
+                "bold",
+            )
         try:
             code = launcher.run()
         finally:

@@ -15,9 +15,18 @@ from mirrax._src.base.jax_compat import backend_started
 from mirrax._src.base.mesh import ReplicaMesh
 from mirrax._src.base.values import PyTree, Stacked, copies_of, to_device
 from mirrax._src.cluster.resolver_tf_config import TFConfigClusterResolver
-from mirrax._src.cluster.resolvers import ClusterResolver
-from mirrax._src.cluster.runtime import Cluster, ClusterOptions, join_cluster
-from mirrax._src.cluster.spec import TrainingCluster, training_cluster
+from mirrax._src.cluster.resolvers import ClusterResolver, SimpleClusterResolver
+from mirrax._src.cluster.runtime import (
+    Cluster,
+    ClusterOptions,
+    join_cluster,
+    join_running_jax,
+)
+from mirrax._src.cluster.spec import (
+    ClusterSpec,
+    TrainingCluster,
+    training_cluster,
+)
 from mirrax._src.collectives.algorithms import NcclAllReduce
 from mirrax._src.collectives.launch import launch
 from mirrax._src.collectives.options import (
@@ -73,8 +82,8 @@ class MultiWorkerMirroredStrategy(Strategy):
 
     Every worker runs the same program and makes the strategy first of all, before anything
     uses JAX's devices. Who the workers are is in the environment variable `TF_CONFIG`, or
-    in what another `cluster_resolver` says; without either this is one worker with its own
-    devices. `mirrax run --workers 2 train.py` starts workers on one machine.
+    in what another `cluster_resolver` says; without either it is those that
+    `jax.distributed.initialize` has brought together, or this one with its own devices. `mirrax run --workers 2 train.py` starts workers on one machine.
 
     >>> strategy = mx.distribute.MultiWorkerMirroredStrategy()
     >>> strategy.num_replicas_in_sync, strategy.cluster_resolver.task_type
@@ -118,20 +127,22 @@ class MultiWorkerMirroredStrategy(Strategy):
                 "MultiWorkerMirroredStrategy does not use: it trains on workers only. Leave "
                 '"ps" out of the cluster.'
             )
+        cluster_options = ClusterOptions.of_environment(
+            heartbeat=heartbeat,
+            step_timeout=step_timeout or options.timeout_seconds,
+            join_timeout=join_timeout,
+            debug=debug,
+        )
         self._cluster: Cluster | None = None
         if task.index is not None and task.size > 1:
             _choose_devices(getattr(self._resolver, "local_device_ids", None))
             self._cluster = join_cluster(
-                task.addresses,
-                task.names,
-                task.index,
-                ClusterOptions.of_environment(
-                    heartbeat=heartbeat,
-                    step_timeout=step_timeout or options.timeout_seconds,
-                    join_timeout=join_timeout,
-                    debug=debug,
-                ),
+                task.addresses, task.names, task.index, cluster_options
             )
+        elif not task.size and jax.distributed.is_initialized():
+            self._cluster = join_running_jax(cluster_options)
+            self._resolver = _resolver_of(self._cluster)
+            task = training_cluster(self._resolver)
         extended = _MultiWorkerExtended(task, options)
         super().__init__(
             extended, ReplicaMesh(_devices(task, self._cluster), self._cluster)
@@ -242,6 +253,17 @@ class ExperimentalMultiWorkerMirroredStrategy(MultiWorkerMirroredStrategy):
         if options.get("communication_options") is None:
             options["communication"] = communication
         super().__init__(cluster_resolver, **options)
+
+
+def _resolver_of(cluster: Cluster) -> ClusterResolver:
+    """The processes of `jax.distributed` as a cluster; only the first one's address counts."""
+    first = cluster.addresses[0]
+    others = [f"worker-{k}:1" for k in range(1, cluster.size)]
+    return SimpleClusterResolver(
+        ClusterSpec({"worker": [first, *others]}),
+        task_type="worker",
+        task_id=cluster.worker,
+    )
 
 
 def _communication(
