@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+import zlib
+from collections.abc import Callable, Sequence
 from typing import Any
+
+# A program's number, a checksum of what all up to it were, and what it was itself.
+Mark = list[Any]
+_BETWEEN_MARKS = 16
+_MOST_MARKS = 256
 
 
 class Launches:
@@ -21,17 +27,58 @@ class Launches:
         self.label = ""
         self.time = 0.0
         self._result: Any = None
+        self._checksum = 0
+        self._before: tuple[int, str] = (0, "")
+        self.marks: dict[int, Mark] = {}
+
+    @property
+    def mark(self) -> Mark:
+        """What all programs were so far, to compare with another worker's."""
+        return [self.count, self._checksum, self.label]
 
     def begin(self, label: str) -> None:
         """Notes that a program is being started."""
+        self._before = self._checksum, self.label
         self.count += 1
         self.label = label
+        self._checksum = zlib.crc32(label.encode(), self._checksum)
         self.time = time.monotonic()
         self._result = True
+
+    def undo(self) -> None:
+        """Notes that it was not started after all."""
+        self.count -= 1
+        self._checksum, self.label = self._before
+        self._result = None
 
     def end(self, result: Any) -> None:
         """Notes one array of what it will give; a small one, since it is kept."""
         self._result = result
+        if self.count % _BETWEEN_MARKS == 0 or self.count < _BETWEEN_MARKS:
+            self.marks[self.count] = self.mark
+            if len(self.marks) > _MOST_MARKS:
+                del self.marks[next(iter(self.marks))]
+
+    def difference(self, theirs: Mark) -> str | None:
+        """What another worker ran in place of what this one did, if it can be told."""
+        own = self.marks.get(theirs[0])
+        if own is None or own[1] == theirs[1]:
+            return None
+        return f"{theirs[2]} there, {own[2]} here, or before them (program {own[0]})"
+
+    def watch(
+        self, label: str, program: Callable[[Any], list[Any]], arrays: Any
+    ) -> list[Any]:
+        """`program(arrays)`, noted."""
+        self.begin(label)
+        try:
+            results = program(arrays)
+        except BaseException:
+            self.undo()
+            raise
+        at = smallest(results)
+        self.end(None if at is None else results[at])
+        return results
 
     def has_failed(self) -> bool:
         """Whether the last one has ended with an error, as far as can be told."""

@@ -15,7 +15,8 @@ from typing import Any
 
 from mirrax._src.base import launches
 from mirrax._src.base.errors import UnavailableError, line_of_thread
-from mirrax._src.cluster.roster_server import GREETING
+from mirrax._src.cluster.reporting import write_report
+from mirrax._src.cluster.roster_server import GREETING, describe_worker
 
 LOST_EXIT_CODE = 43
 _BEAT_SECONDS = 1.0
@@ -75,6 +76,7 @@ class Roster:
         self._missing: list[int] = []
         self._agreements: dict[str, _Agreement] = {}
         self._waiting: dict[str, list[int]] = {}
+        self._statuses: list[dict[str, Any]] = []
         self._heard = time.monotonic()
         self._has_gone = self._has_left = self._was_raised = False
         self._problem = ""
@@ -160,6 +162,12 @@ class Roster:
     def _me(self) -> str:
         return f"{self.names[self.worker]} (this process, {os.getpid()})"
 
+    def _describe(self, worker: int) -> str:
+        facts = self.facts[worker] if self.facts else {}
+        status = self._statuses[worker] if self._statuses else {}
+        address = self._own_facts["addresses"][worker]
+        return describe_worker(worker, address, facts, status)
+
     def _show(self, workers: Sequence[int]) -> str:
         return ", ".join(self.names[k] for k in workers)
 
@@ -187,7 +195,7 @@ class Roster:
         if not self._has_left:
             self._fail(
                 UnavailableError(
-                    f"{self.names[0]} is gone, and with it the roster that it had started.",
+                    f"{self._describe(0)} is gone, and with it the roster that it had started.",
                     (0,),
                 )
             )
@@ -211,7 +219,7 @@ class Roster:
             elif kind == "stop_at":
                 self._stop_at = content
             elif kind == "status":
-                self._waiting = content["waiting"]
+                self._waiting, self._statuses = content["waiting"], content["workers"]
                 self._watch(content["workers"])
             self._changed.notify_all()
         if kind == "failure":
@@ -230,8 +238,8 @@ class Roster:
             if silence > self._heartbeat and self._has_gone:
                 self._fail(
                     UnavailableError(
-                        f"{self.names[0]} has not answered for {silence:.0f} s: its machine or "
-                        "the network to it is gone.",
+                        f"{self._describe(0)} has not answered for {silence:.0f} s: its machine "
+                        "or the network to it is gone.",
                         (0,),
                     )
                 )
@@ -242,6 +250,7 @@ class Roster:
             "launches": launches.last.count,
             "label": launches.last.label,
             "is_busy": launches.last.is_busy(),
+            "mark": next(reversed(launches.last.marks.values()), None),
             "doing": line_of_thread(threading.main_thread()),
         }
 
@@ -262,14 +271,14 @@ class Roster:
         time.sleep(_GRACE_SECONDS)
         if self._was_raised:
             time.sleep(_UNWINDING_SECONDS)
-        self._die()
-
-    def _die(self) -> None:
         frame = sys._current_frames().get(threading.main_thread().ident or 0)
-        where = "".join(traceback.format_stack(frame)) if frame is not None else ""
-        say(
-            f"{self.failure}\n{self._me()} cannot go on without it and ends. It was here:\n{where}"
-        )
+        self._die("".join(traceback.format_stack(frame)) if frame is not None else "")
+
+    def _die(self, where: str = "") -> None:
+        assert self.failure is not None
+        place = f" It was here:\n{where}" if where else ""
+        say(f"{self.failure}\n{self._me()} cannot go on without it and ends.{place}")
+        write_report(self.failure, where=where)
         sys.stdout.flush()
         os._exit(LOST_EXIT_CODE)
 
@@ -295,6 +304,13 @@ class Roster:
             if k == self.worker or "launches" not in status:
                 continue  # this one, or one that has not said anything yet
             count = status["launches"]
+            other = status["mark"] and mine.difference(status["mark"])
+            if other:
+                self._accuse(
+                    k,
+                    f"has run other programs than {self.names[self.worker]}: {other}. All "
+                    "workers have to take the same steps with the same shapes and dtypes.",
+                )
             if count >= mine.count:
                 self._behind.pop(k, None)
                 if (
@@ -356,7 +372,8 @@ class Roster:
         with self._changed:
             self._agreements[name] = agreement
         is_soft = is_wanted is not None
-        self._send("agree", {"name": name, "value": value, "is_soft": is_soft})
+        content = {"name": name, "value": value, "is_soft": is_soft}
+        self._send("agree", {**content, "mark": launches.last.mark})
         start = time.monotonic()
         next_line = start + _LINE_SECONDS
         while not agreement.event.wait(0.5):
@@ -422,13 +439,15 @@ class Roster:
 
     def leave(self) -> None:
         """Says that this worker's program is done."""
+        if self._has_left:
+            return
         while launches.last.is_busy() and self.failure is None:
             time.sleep(_LOOK_SECONDS / 20)
         if self.failure is None and launches.last.has_failed():
             self.wait_for_failure(_UNWINDING_SECONDS)
         if self.failure is not None and not self._was_raised:
             self._die()
-        if not self._has_left and self.failure is None:
+        if self.failure is None:
             self._has_left = True
             self._send("bye", True)
 

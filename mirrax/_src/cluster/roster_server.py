@@ -71,6 +71,7 @@ class Roster:
         self.failure: dict[str, Any] | None = None
         self.agreements: dict[str, dict[int, Any]] = {}
         self.soft: set[str] = set()
+        self.marks: dict[str, dict[int, list[Any]]] = {}
         self.stopping: dict[int, int] | None = None
         self.is_done = asyncio.Event()
         self.service: Any = None
@@ -176,10 +177,11 @@ class Roster:
         elif kind == "agree":
             if content["is_soft"]:
                 self.soft.add(content["name"])
-            self.collect(worker, content["name"], content["value"])
+            self.collect(worker, content["name"], content["value"], content["mark"])
         elif kind == "withdraw":
             self.soft.discard(content)
             self.agreements.pop(content, None)
+            self.marks.pop(content, None)
         elif kind == "stop":
             if self.stopping is None:
                 self.stopping = {}
@@ -200,10 +202,13 @@ class Roster:
             for name in list(self.agreements):
                 self.check_possible(name)
 
-    def collect(self, worker: int, name: str, value: Any) -> None:
+    def collect(self, worker: int, name: str, value: Any, mark: list[Any]) -> None:
         values = self.agreements.setdefault(name, {})
         values[worker] = value
+        marks = self.marks.setdefault(name, {})
+        marks[worker] = mark
         if len(values) == len(self.addresses):
+            self.compare(self.marks.pop(name))
             del self.agreements[name]
             self.soft.discard(name)
             self.tell_all(
@@ -211,6 +216,18 @@ class Roster:
             )
         else:
             self.check_possible(name)
+
+    def compare(self, marks: dict[int, list[Any]]) -> None:
+        """Fails if workers that have started as many programs have started others."""
+        first, (count, checksum, label) = next(iter(marks.items()))
+        for k, mark in marks.items():
+            if mark[0] == count and mark[1] != checksum:
+                self.fail(
+                    [k],
+                    f"{self.describe(k)} has run other programs than worker {first}: {mark[2]} "
+                    f"there, {label} on worker {first}, or before them (program {count}). All "
+                    "workers have to take the same steps with the same shapes and dtypes.",
+                )
 
     def check_possible(self, name: str) -> None:
         """Fails an agreement that a worker whose program is done will never join."""
@@ -271,6 +288,11 @@ class Roster:
                 and not m.has_ended
                 and now - m.heard > self.heartbeat
             ]
+            if self.failure is not None and all(
+                m.writer.is_closing() or now - m.heard > self.heartbeat
+                for m in self.members.values()
+            ):
+                self.is_done.set()  # nobody is there to be told any more
             if silent:
                 self.fail(
                     silent,
@@ -289,19 +311,9 @@ class Roster:
 
     def describe(self, worker: int) -> str:
         member = self.members[worker]
-        parts = [
-            self.addresses[worker],
-            *(str(member.facts[k]) for k in ("process",) if k in member.facts),
-        ]
-        status = member.status
-        where = ""
-        if status.get("step"):
-            where = f", last at step {status['step']}"
-        if status.get("doing"):
-            where += f" ({status['doing']})"
-        if member.facts.get("log"):
-            where += f", its log is {member.facts['log']}"
-        return f"Worker {worker} ({', '.join(parts)}{where})"
+        return describe_worker(
+            worker, self.addresses[worker], member.facts, member.status
+        )
 
     def names(self, workers: Any) -> str:
         return ", ".join(f"worker {k}" for k in sorted(workers))
@@ -309,6 +321,20 @@ class Roster:
     def tell_all(self, kind: str, content: Any) -> None:
         for member in self.members.values():
             member.tell(kind, content)
+
+
+def describe_worker(
+    worker: int, address: str, facts: dict[str, Any], status: dict[str, Any]
+) -> str:
+    """A worker for messages: where it is, what it last did, and where its log is."""
+    parts = [address, *([facts["process"]] if "process" in facts else [])]
+    if status.get("step"):
+        parts.append(f"last at step {status['step']}")
+    if status.get("doing"):
+        parts.append(f"in {status['doing']}")
+    if facts.get("log"):
+        parts.append(f"its log is {facts['log']}")
+    return f"Worker {worker} ({', '.join(parts)})"
 
 
 async def main() -> None:

@@ -32,12 +32,10 @@ def launch(
         compiled = _compiled(program, mesh, scalars)
         if label:
             _compare_once(mesh, label)
-            launches.last.begin(label)
-        results = compiled(arrays)
+            results = launches.last.watch(label, compiled, arrays)
+        else:
+            results = compiled(arrays)
     after_launch(results)
-    if label:
-        at = launches.smallest(results)
-        launches.last.end(None if at is None else results[at])
     return results
 
 

@@ -122,7 +122,8 @@ class Screen:
         return has_more
 
     def _write(self, lines: bytes) -> None:
-        if self.is_broken or not lines:
+        is_closed = sys.stdout is None  # as with `>&-`
+        if self.is_broken or is_closed or not lines:
             return
         try:
             sys.stdout.buffer.write(lines)

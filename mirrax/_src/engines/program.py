@@ -98,19 +98,26 @@ class Program:
                 self._unshare()
             inputs = self._inputs(arrays)
             if self._label:
-                launches.last.begin(self._label)
-            written, results = self._launch(*inputs)
-            if self._label:
-                self._note_results(written, results)
+                written, results = self._launch_watched(*inputs)
+            else:
+                written, results = self._launch(*inputs)
         after_launch(written or results)
         return self._staged.result(results, given)
 
-    def _note_results(self, written: list[Any], results: list[Any]) -> None:
+    def _launch_watched(self, *inputs: Any) -> tuple[list[jax.Array], list[jax.Array]]:
+        """A launch that other workers take part in."""
+        launches.last.begin(self._label)
+        try:
+            written, results = self._launch(*inputs)
+        except BaseException:
+            launches.last.undo()
+            raise
         every = [*written, *results]
         if self._smallest is None:
             self._smallest = launches.smallest(every)
         at = self._smallest
         launches.last.end(None if at is None else every[at])
+        return written, results
 
     def compile_and_call(self, arrays: list[Any], given: list[Any]) -> PyTree:
         """As a call, but JAX may trace the program again: for other placements, say."""

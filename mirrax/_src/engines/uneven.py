@@ -224,12 +224,13 @@ def _exchange(
     scalars = tuple(piece.is_scalar for piece in pieces)
     arrays = [piece.array for piece in pieces]
     with launching:
+        communicate = _communication(mesh, first, scalars)
         if mesh.is_shared:
-            launches.last.begin(describe_program("an uneven step", arrays))
-        outs = _communication(mesh, first, scalars)(arrays)
+            label = describe_program("an uneven step", arrays)
+            outs = launches.last.watch(label, communicate, arrays)
+        else:
+            outs = communicate(arrays)
     after_launch(outs)
-    if mesh.is_shared:
-        launches.last.end(outs[0])
     combined = [_is_combined(eqn) for eqn in first for _ in eqn.outvars]
     for variables, whole, is_combined in zip(zip(*results), outs, combined):
         is_scalar = variables[0].aval.ndim == 0

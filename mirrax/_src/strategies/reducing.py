@@ -222,11 +222,13 @@ def _check_equal_shapes(
             f"{type(parts[0]).__name__} objects."
         )
     shapes = [jnp.shape(part) for part in parts]
+    describe, mesh = strategy.describe_replica, strategy.replica_mesh
+    if mesh is not None and mesh.is_shared:  # all workers have to find the same
+        arrays = [jnp.asarray(part) for part in parts]
+        value.shapes = agreed = value.shapes or mesh.agreed_shapes(arrays)
+        shapes, describe = [shape for shape, _ in agreed], mesh.describe
     if len(set(shapes)) > 1:
-        rows = "\n".join(
-            f"  {strategy.describe_replica(i)}: {shape}"
-            for i, shape in enumerate(shapes)
-        )
+        rows = "\n".join(f"  {describe(i)}: {shape}" for i, shape in enumerate(shapes))
         if axis is not None:
             raise ValueError(
                 f"`reduce(axis={axis})`: what is left of value{path} after reducing along the "
