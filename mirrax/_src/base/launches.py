@@ -30,6 +30,7 @@ class Launches:
         self._checksum = 0
         self._before: tuple[int, str] = (0, "")
         self.marks: dict[int, Mark] = {}
+        self.last_mark: Mark | None = None
 
     @property
     def mark(self) -> Mark:
@@ -55,7 +56,7 @@ class Launches:
         """Notes one array of what it will give; a small one, since it is kept."""
         self._result = result
         if self.count % _BETWEEN_MARKS == 0 or self.count < _BETWEEN_MARKS:
-            self.marks[self.count] = self.mark
+            self.marks[self.count] = self.last_mark = self.mark
             if len(self.marks) > _MOST_MARKS:
                 del self.marks[next(iter(self.marks))]
 

@@ -74,12 +74,18 @@ class InProgram:
     """This replica's part, inside the one program that all replicas run."""
 
     array: jax.Array
-    num_replicas: int
+    num_local: int
 
     def parts(self) -> tuple[jax.Array, ...]:
         # Only a `merge_fn` that looks at single replicas pays for this gather.
         gathered = jax.lax.all_gather(self.array, AXIS_NAME)
-        return tuple(gathered[i] for i in range(self.num_replicas))
+        first = 0
+        if self.num_local < len(
+            gathered
+        ):  # those of the worker that this replica is on
+            here = jax.lax.axis_index(AXIS_NAME)
+            first = here - here % self.num_local
+        return tuple(gathered[first + i] for i in range(self.num_local))
 
 
 def copies_of(array: jax.Array) -> tuple[jax.Array, ...]:
@@ -199,7 +205,8 @@ class Mirrored(ReplicaValues, ArrayLike):
             array = self.piece
             self._check_alive()
             if isinstance(array, Tracer):
-                return (array,) * context.current().strategy.num_replicas_in_sync
+                mesh = context.current().strategy.replica_mesh
+                return (array,) * (len(mesh.local_ids) if mesh is not None else 1)
             self._values = copies_of(array)
         return self._values
 

@@ -74,7 +74,7 @@ def report_of(error: BaseException, now: float) -> dict[str, Any]:
     return {
         "worker": worker,
         "type": type(error).__qualname__,
-        "message": _message_of(error),
+        "message": message_of(error),
         "traceback": "".join(traceback.format_exception(error)),
         "time": now,
         "is_consequence": lost is not None and worker not in lost,
@@ -95,7 +95,8 @@ def _lost_workers(error: BaseException) -> list[int] | None:
     return None
 
 
-def _message_of(error: BaseException) -> str:
+def message_of(error: BaseException) -> str:
+    """An exception's text, also of one that cannot make it."""
     try:
         return str(error)
     except Exception:

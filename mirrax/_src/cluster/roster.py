@@ -21,6 +21,7 @@ from mirrax._src.cluster.roster_server import GREETING, describe_worker
 LOST_EXIT_CODE = 43
 _BEAT_SECONDS = 1.0
 _LOOK_SECONDS = 0.2
+_SOON_SECONDS = 0.02
 _LINE_SECONDS = 10.0
 _CONNECT_SECONDS = 5.0
 # What a process may still do once another worker is lost: see the error, and end.
@@ -80,6 +81,7 @@ class Roster:
         self._heard = time.monotonic()
         self._has_gone = self._has_left = self._was_raised = False
         self._problem = ""
+        self._ended: list[int] = []
         self._behind: dict[int, tuple[int, float]] = {}
         self._told = 0.0
         self._calls = 0
@@ -215,7 +217,11 @@ class Roster:
                 agreement.values = content["values"]
                 agreement.event.set()
             elif kind == "stopping":
+                # Answered here: the main thread may be in a step that waits for others.
                 self._stopping = True
+                self._send("reached", self._calls)
+            elif kind == "ended":
+                self._ended.append(content)
             elif kind == "stop_at":
                 self._stop_at = content
             elif kind == "status":
@@ -250,7 +256,7 @@ class Roster:
             "launches": launches.last.count,
             "label": launches.last.label,
             "is_busy": launches.last.is_busy(),
-            "mark": next(reversed(launches.last.marks.values()), None),
+            "mark": launches.last.last_mark,
             "doing": line_of_thread(threading.main_thread()),
         }
 
@@ -326,13 +332,16 @@ class Roster:
                         f"{self.names[self.worker]}. All workers have to take the same steps.",
                     )
                 continue
+            if not mine.is_busy():  # nobody waits for anybody here
+                self._behind.pop(k, None)
+                continue
             known = self._behind.get(k)
             if known is None or known[0] != count:
                 self._behind[k] = (count, now)
                 continue
             since = now - known[1]
-            if status["ended"] and since > _LINE_SECONDS:
-                self._accuse(k, f"has ended its program, while {self._others_at()}.")
+            if k in self._ended and since > _LINE_SECONDS:
+                self.accuse_ended()
             elif since > self.step_timeout:
                 self._accuse(
                     k,
@@ -346,6 +355,15 @@ class Roster:
                     f"{status['doing']}, step {status['step']}."
                 )
 
+    def accuse_ended(self) -> None:
+        """Names a worker whose program is done, while this one needs it."""
+        for k in self._ended[:1]:
+            self._accuse(
+                k,
+                f"has ended its program, while {self._others_at()}. All workers have to take "
+                "the same steps: run, reduce, read metrics, save.",
+            )
+
     def _others_at(self) -> str:
         return f"{self.names[self.worker]} waits for it in {launches.last.label} (step {self.steps})"
 
@@ -355,14 +373,15 @@ class Roster:
     # Agreeing ------------------------------------------------------------------------
 
     def agree(
-        self, name: str, value: Any, is_wanted: Callable[[], bool] | None = None
+        self, name: str, value: Any, wanted: Callable[[], bool | None] | None = None
     ) -> list[Any]:
         """All workers' values; each has to ask by the same name.
 
         Args:
             name: What is agreed on.
             value: This worker's value.
-            is_wanted: For what is agreed on ahead of time: whether it is still of use.
+            wanted: For what is agreed on ahead of time: whether somebody waits for it, or
+                None if it is of no use any more.
 
         Raises:
             UnavailableError: If a worker is lost, or does not come in time.
@@ -371,16 +390,20 @@ class Roster:
         agreement = _Agreement()
         with self._changed:
             self._agreements[name] = agreement
-        is_soft = is_wanted is not None
+        is_soft = wanted is not None
         content = {"name": name, "value": value, "is_soft": is_soft}
         self._send("agree", {**content, "mark": launches.last.mark})
         start = time.monotonic()
         next_line = start + _LINE_SECONDS
-        while not agreement.event.wait(0.5):
+        while not agreement.event.wait(_SOON_SECONDS if is_soft else _LOOK_SECONDS):
             now = time.monotonic()
-            if is_wanted is not None and not is_wanted():
+            need = wanted() if wanted is not None else True
+            if need is None:
                 self._send("withdraw", name)
                 raise UnavailableError(f"Nobody waits for {name} any more.")
+            if not need:
+                start, next_line = now, now + _LINE_SECONDS
+                continue
             if now - start > self.step_timeout:
                 missing = self._waiting.get(name, [])
                 self._accuse(
@@ -408,16 +431,14 @@ class Roster:
 
     def should_stop(self) -> bool:
         """Whether to stop now; called once a step by all workers."""
-        self._calls += 1
-        if not self._stopping:
-            return False
-        if self._stop_at is None:
-            self._send("reached", self._calls)
-            with self._changed:
-                while self._stop_at is None:
-                    self.check()
-                    self._changed.wait(0.5)
-        return self._calls >= self._stop_at
+        with self._changed:
+            self._calls += 1
+            if not self._stopping:
+                return False
+            while self._stop_at is None:  # a message there and back: nobody has to come
+                self.check()
+                self._changed.wait(0.5)
+            return self._calls >= self._stop_at
 
     # Leaving -------------------------------------------------------------------------
 
@@ -449,7 +470,14 @@ class Roster:
             self._die()
         if self.failure is None:
             self._has_left = True
+            self._send("status", self._status())
             self._send("bye", True)
+
+    def forget(self) -> None:
+        """In a process that was forked: the connection is the parent's."""
+        self._has_left = True
+        if self._socket is not None:
+            self._socket.close()
 
 
 def _show_address(address: tuple[str, int]) -> str:

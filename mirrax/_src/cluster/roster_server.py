@@ -21,6 +21,7 @@ To workers:
     status  everybody's, once a second
     agreed  everybody's values
     stopping, stop_at  the two halves of agreeing on the step to stop at
+    ended   a worker whose program is done
     failure the first worker that is lost, and how
 """
 
@@ -189,9 +190,7 @@ class Roster:
         elif kind == "reached":
             assert self.stopping is not None
             self.stopping[worker] = content
-            if len(self.stopping) == len(self.addresses):
-                self.tell_all("stop_at", max(self.stopping.values()))
-                self.stopping = None
+            self.stop_if_all_reached()
         elif kind == "accuse":
             who = self.describe(content["workers"][0])
             self.fail(content["workers"], f"{who} {content['text']}")
@@ -199,8 +198,17 @@ class Roster:
             self.fail([worker], f"{self.describe(worker)} has failed: {content}")
         elif kind == "bye":
             member.has_ended = True
+            self.tell_all("ended", worker)
+            self.stop_if_all_reached()
             for name in list(self.agreements):
                 self.check_possible(name)
+
+    def stop_if_all_reached(self) -> None:
+        """Tells the step to stop at: one that nobody has come to yet."""
+        reached = self.stopping or {}
+        ended = {k for k, m in self.members.items() if m.has_ended}
+        if reached and len(reached.keys() | ended) == len(self.addresses):
+            self.tell_all("stop_at", max(reached.values()) + 1)
 
     def collect(self, worker: int, name: str, value: Any, mark: list[Any]) -> None:
         values = self.agreements.setdefault(name, {})
@@ -272,10 +280,7 @@ class Roster:
                 self.tell_missing()
                 continue
             now = time.monotonic()
-            statuses = [
-                self.members[k].status | {"ended": self.members[k].has_ended}
-                for k in range(len(self.addresses))
-            ]
+            statuses = [self.members[k].status for k in range(len(self.addresses))]
             waiting = {
                 name: [k for k in self.members if k not in values]
                 for name, values in self.agreements.items()

@@ -20,10 +20,13 @@ import jax
 
 from mirrax._src.base import jax_compat, logical
 from mirrax._src.base.errors import UnavailableError
+from mirrax._src.cluster.reporting import message_of
 from mirrax._src.cluster.roster import Roster
 
 _SERVER = Path(__file__).with_name("roster_server.py")
+_SOON_SECONDS = 0.5
 _EXPLAINING_SECONDS = 5.0
+_LONGEST_REASON = 2000
 _CONNECT_SECONDS = 120
 
 
@@ -104,14 +107,16 @@ class Cluster:
         return self._roster.agree(f"{what} {number}", value), number
 
     def agree_ahead(
-        self, name: str, value: Any, is_wanted: Callable[[], bool]
+        self, name: str, value: Any, wanted: Callable[[], bool | None]
     ) -> list[Any]:
         """As `agree`, on a thread that works ahead, until nobody wants it any more.
+
+        `wanted` says whether somebody waits for it, or None if it is of no use any more.
 
         `name` is used once. Workers that have ended are no failure here: they may never
         have got to it.
         """
-        return self._roster.agree(name, value, is_wanted)
+        return self._roster.agree(name, value, wanted)
 
     def check(self) -> None:
         """Raises UnavailableError if a worker is lost."""
@@ -137,7 +142,9 @@ class Cluster:
         """Which worker is lost, if `error` comes of that."""
         if isinstance(error, UnavailableError) or not _is_of_transport(error):
             return None
-        self._roster.wait_for_failure(_EXPLAINING_SECONDS)
+        if not self._roster.wait_for_failure(_SOON_SECONDS):
+            self._roster.accuse_ended()
+            self._roster.wait_for_failure(_EXPLAINING_SECONDS)
         return self._roster.failure
 
     def limit_waiting(self, seconds: float) -> None:
@@ -167,11 +174,20 @@ class Cluster:
 
     def tell_failed(self, error: BaseException) -> None:
         """Tells the others why this worker is about to end."""
-        self._roster.tell_failed(f"{type(error).__name__}: {error}")
+        reason = f"{type(error).__name__}: {message_of(error)}"
+        self._roster.tell_failed(reason[:_LONGEST_REASON])
 
     def leave(self) -> None:
         """Says that this worker's program is done, once its last step is."""
+        # Whoever has replaced `sys.excepthook`: this is why the program ends.
+        error = getattr(sys, "last_value", None)
+        if error is not None and not hasattr(sys, "ps1"):
+            self.tell_failed(error)
         self._roster.leave()
+
+    def forget(self) -> None:
+        """In a process that was forked: it is no worker."""
+        self._roster.forget()
 
 
 def _is_of_transport(error: BaseException) -> bool:
@@ -372,9 +388,12 @@ def _connect_jax(roster: Roster, host: str) -> None:
 
 def _install_hooks(cluster: Cluster) -> None:
     """Has the others told how this process ends, and its user which worker was lost."""
-    previous = sys.excepthook
+    previous, process = sys.excepthook, os.getpid()
 
     def tell(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+        if os.getpid() != process:
+            previous(kind, error, trace)
+            return
         explanation = cluster.explanation_of(error)
         previous(kind, error, trace)
         if explanation is not None:
@@ -383,3 +402,16 @@ def _install_hooks(cluster: Cluster) -> None:
 
     sys.excepthook = tell
     atexit.register(cluster.leave)
+    os.register_at_fork(after_in_child=_forget)
+
+
+def _forget() -> None:
+    """In a child process: neither its end nor its failure is that of the worker."""
+    global _current
+    if _current is not None:
+        atexit.unregister(_current.leave)
+        _current.forget()
+    _current = None
+    for server in _servers:
+        server.stdin.close()
+    _servers.clear()

@@ -233,9 +233,14 @@ def last_words(text: str) -> str:
 
 
 def last_error(text: str) -> str:
-    """The last line of a log, if it is the last one of a traceback."""
-    *before, last = text.rstrip().splitlines()[-_SEARCHED_LINES:] or [""]
-    return last if any(_MARKS[0] in line for line in before) else ""
+    """The exception of the last traceback in a log; "" without one.
+
+    Its line is the first after the indented ones; notes may follow.
+    """
+    lines = text.splitlines()[-_SEARCHED_LINES:]
+    marked = [i for i, line in enumerate(lines) if _MARKS[0] in line]
+    after = lines[marked[-1] + 1 :] if marked else []
+    return next((line for line in after if line and line[0] not in " \t"), "")
 
 
 def _indented(text: str) -> str:

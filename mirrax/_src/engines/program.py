@@ -41,6 +41,8 @@ class Staged:
         mesh: Where the program runs, if that is known.
         moves_arguments: Whether argument arrays may not be there yet.
         forwarded: The variables whose array somebody else may hold after a call.
+        consts: Arrays on the devices of several workers that the function closes over, which
+            JAX takes as arguments only; they come after those of `apply`.
     """
 
     signature: Signature
@@ -53,6 +55,7 @@ class Staged:
     mesh: ReplicaMesh | None
     moves_arguments: bool
     forwarded: frozenset[Variable]
+    consts: Sequence[jax.Array] = ()
 
 
 class Program:
@@ -139,8 +142,9 @@ class Program:
                 a if isinstance(k, Split) else placed(a, self._staged.mesh)
                 for a, k in zip(arrays, kinds)
             ]
+        consts = self._staged.consts
         if True not in self._donated:
-            return reused, [], kept, list(arrays)
+            return reused, [], kept, [*arrays, *consts]
         donated = [a for a, d in zip(arrays, self._donated) if d]
         if len({id(a) for a in donated}) < len(donated):
             raise ValueError(
@@ -151,7 +155,7 @@ class Program:
             reused,
             donated,
             kept,
-            [a for a, d in zip(arrays, self._donated) if not d],
+            [*(a for a, d in zip(arrays, self._donated) if not d), *consts],
         )
 
     def _launch(
@@ -224,7 +228,7 @@ class Program:
             raise SignatureChanged
         values = dict(zip(self._reused + self._kept, reused + kept))
         rest, given = iter(arrays), iter(donated)
-        every = [next(given) if d else next(rest) for d in self._donated]
+        every = [next(given) if d else next(rest) for d in self._donated] + [*rest]
         results, new = self._staged.apply(
             [values[v] for v in self._staged.reads], every
         )

@@ -270,7 +270,7 @@ class SpmdReplicaContext(ReplicaContext):
             return leaf.piece.array
         if isinstance(leaf, ReplicaValues):
             parts = jnp.stack([jnp.asarray(part) for part in leaf.values])
-            return parts[lax.axis_index(AXIS_NAME)]
+            return parts[lax.axis_index(AXIS_NAME) % len(leaf.values)]
         return leaf
 
 

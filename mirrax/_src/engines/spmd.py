@@ -317,6 +317,6 @@ def _spec(kind: Kind, mesh: ReplicaMesh) -> PartitionSpec:
     return mesh.split_spec if isinstance(kind, Split) else PartitionSpec()
 
 
-def in_program(local: jax.Array, num_replicas: int) -> PerReplica:
+def in_program(local: jax.Array, num_local: int) -> PerReplica:
     """This replica's array as the per-replica value that a `merge_fn` sees."""
-    return PerReplica.of(InProgram(jnp.asarray(local), num_replicas))
+    return PerReplica.of(InProgram(jnp.asarray(local), num_local))

@@ -84,7 +84,10 @@ def stage_run(
         signature=signature,
         reads=traced.reads,
         writes=traced.writes,
-        apply=lambda values, arrays: traced.bind(values, arrays, consts),
+        apply=lambda values, arrays: traced.bind(
+            values, arrays[: len(avals)], _filled(consts, arrays[len(avals) :])
+        ),
+        consts=_spanning(consts),
         result=traced.result,
         mesh=mesh,
         moves_arguments=False,
@@ -157,7 +160,9 @@ class _Code:
     def apply(
         self, values: Sequence[jax.Array], arrays: Sequence[Any]
     ) -> tuple[list[jax.Array], list[jax.Array]]:
-        outs = eval_jaxpr(self.closed.jaxpr, self.closed.consts, *values, *arrays)
+        count = len(self.closed.in_avals) - len(values)
+        consts = _filled(self.closed.consts, arrays[count:])
+        outs = eval_jaxpr(self.closed.jaxpr, consts, *values, *arrays[:count])
         return outs[: self.num_results], outs[self.num_results :]
 
     def result(self, results: Sequence[jax.Array], arrays: Sequence[Any]) -> PyTree:
@@ -202,6 +207,7 @@ def stage_call(
         reads=traced.reads,
         writes=traced.writes,
         apply=_on_every_worker(traced),
+        consts=_spanning(traced.code.closed.consts),
         result=traced.code.result,
         mesh=traced.mesh,
         moves_arguments=traced.mesh is not None and traced.mesh != mesh,
@@ -212,6 +218,22 @@ def stage_call(
             traced.code.num_results,
         ),
     )
+
+
+def _spanning(consts: Sequence[Any]) -> list[jax.Array]:
+    """Those that lie on the devices of several workers."""
+    return [c for c in consts if _is_spanning(c)]
+
+
+def _filled(consts: Sequence[Any], given: Sequence[Any]) -> list[Any]:
+    """All constants, with `given` in the places of those that span workers."""
+    it = iter(given)
+    return [next(it) if _is_spanning(c) else c for c in consts]
+
+
+def _is_spanning(const: Any) -> bool:
+    is_real = isinstance(const, jax.Array) and not isinstance(const, Tracer)
+    return is_real and not const.is_fully_addressable
 
 
 def _on_every_worker(traced: _CallTrace) -> Callable[..., Any]:

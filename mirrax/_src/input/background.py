@@ -39,7 +39,7 @@ class _Line:
     """A cursor that two threads take turns at, and what it has given so far."""
 
     def __init__(self, cursor: Cursor, size: int, finish: Callable[[Any], Any]) -> None:
-        self._cursor, self._finish = cursor, finish
+        self.cursor, self._finish = cursor, finish
         self.lock = threading.Lock()  # held by who makes an element
         self.ready: SimpleQueue[Any] = SimpleQueue()
         self.permits: SimpleQueue[bool] = SimpleQueue()  # to make one that will wait
@@ -51,8 +51,8 @@ class _Line:
     def make(self) -> Any:
         """The next element with the state after it, or the end; the lock is held."""
         try:
-            element = self._finish(next(self._cursor))
-            return element, self._cursor.state()
+            element = self._finish(next(self.cursor))
+            return element, self.cursor.state()
         except StopIteration:
             return self.end(None)
         except BaseException as error:
@@ -61,7 +61,7 @@ class _Line:
     def end(self, error: BaseException | None) -> _End:
         self.has_ended = True
         try:
-            self._cursor.close()
+            self.cursor.close()
         except BaseException as late:
             error = error or late
         return _End(error)
@@ -120,16 +120,21 @@ class Ahead(Cursor):
             if line.lock.acquire(blocking=False):
                 try:
                     if line.ready.empty():
+                        line.cursor.is_awaited = True
                         return line.make() if not line.has_ended else _End(None)
                 finally:
+                    line.cursor.is_awaited = False
                     line.lock.release()
                 continue
             try:  # the thread is at work
+                line.cursor.is_awaited = True
                 item = line.ready.get(timeout=_RETRY_SECONDS)
                 line.permits.put(True)
                 return item
             except Empty:
                 pass
+            finally:
+                line.cursor.is_awaited = False
 
     def state(self) -> State:
         return self._state
@@ -167,6 +172,7 @@ def _get_turn(line: _Line) -> bool:
 def _stop(thread: threading.Thread, line: _Line) -> None:
     """Ends the thread; one that is stuck in a user's code is left behind after a while."""
     line.stop.set()
+    line.cursor.interrupt()
     drain(line.permits)
     line.permits.put(False)
     join_all([thread])

@@ -74,6 +74,11 @@ class Cursor:
     def close(self) -> None:
         """Ends threads and files of this pass."""
 
+    def interrupt(self) -> None:
+        """Called on another thread: has a pass that waits for somebody give up."""
+
+    is_awaited = True  # whether somebody waits for the next element
+
     def __iter__(self) -> Cursor:
         return self
 

@@ -115,10 +115,17 @@ class Together(Cursor):
         self._is_dealt = is_dealt
         self._number = 0
         self._has_ended = self._is_closed = False
-        own = schedule and vars(schedule)
+        own = [_outline(spec), schedule and vars(schedule)]
         found, number = self._cluster.agree_numbered("a pass over data", own)
+        for k, (theirs, _) in enumerate(found):
+            if theirs != found[0][0]:
+                raise ValueError(
+                    f"The workers read different elements: {found[0][0]} on "
+                    f"{self._cluster.names[0]}, {theirs} on {self._cluster.names[k]}. All "
+                    "workers need elements of one structure, with the same dtypes."
+                )
         self._name = f"the data of pass {number}"
-        known = [each and Schedule(**each) for each in found]
+        known = [each and Schedule(**each) for _, each in found]
         self._schedules = None if None in known else known
 
     def __next__(self) -> SharedStep:
@@ -162,7 +169,9 @@ class Together(Cursor):
 
     def _agree(self, value: Any) -> list[Any]:
         name = f"{self._name}, step {self._number}"
-        return self._cluster.agree_ahead(name, value, lambda: not self._is_closed)
+        return self._cluster.agree_ahead(
+            name, value, lambda: None if self._is_closed else self.is_awaited
+        )
 
     def _dealt(self, own: Shapes) -> Shapes:
         """The shapes of a batch that all workers have read, in the order of replicas."""
@@ -195,9 +204,22 @@ class Together(Cursor):
     def state(self) -> State:
         return self._steps.state()
 
+    def interrupt(self) -> None:
+        self._is_closed = True
+
     def close(self) -> None:
         self._is_closed = True
         self._steps.close()
+
+
+def _outline(spec: PyTree) -> str:
+    """What elements look like, but for their number of rows."""
+
+    def show(leaf: TensorSpec) -> str:
+        shape = leaf.shape and (None, *leaf.shape[1:])
+        return f"{dtype_name(leaf.dtype)}{list(shape) if shape is not None else ''}"
+
+    return str(map_leaves(show, spec))
 
 
 def _shapes_of(part: Any) -> list[Any]:

@@ -10,6 +10,7 @@ import jax
 
 from mirrax._src.base import context
 from mirrax._src.base.devices import device_name
+from mirrax._src.base.jax_compat import Tracer
 from mirrax._src.base.logical import device_kind
 from mirrax._src.base.reduce_op import (
     ReduceOp,
@@ -34,6 +35,7 @@ from mirrax._src.state.distributed import ComponentVariable, DistributedVariable
 from mirrax._src.state.mirrored import MirroredVariable
 from mirrax._src.state.on_read import SyncOnReadVariable
 from mirrax._src.state.variable import OrdinaryVariable, Variable, VariableSpec
+from mirrax._src.strategies.reducing import reduce_over_workers
 from mirrax._src.strategies.updating import update_copies
 
 # What `non_slot_devices` and `update_non_slot` pass on.
@@ -229,6 +231,8 @@ class StrategyExtended:
             elif op is ReduceOp.SUM:
                 whole = value.piece if value.piece is not None else value.values[0]
                 value = whole * count
+        elif self._is_of_each_worker(value):
+            value = reduce_over_workers(self._strategy, op, value, (), "")
         elif op is ReduceOp.SUM and count > 1:
             if is_number(value) and value == 0:
                 return value
@@ -237,6 +241,12 @@ class StrategyExtended:
                 "per replica cannot be told. Pass a per-replica value."
             )
         return copy_to(value, destinations)
+
+    def _is_of_each_worker(self, value: Any) -> bool:
+        """Whether a plain value is one of this worker, which counts once for it."""
+        mesh = self._strategy.replica_mesh
+        is_traced = isinstance(value, Tracer) or context.current().frame is not None
+        return mesh is not None and mesh.is_shared and not is_traced
 
     def broadcast_to(self, tensor: Any, destinations: Any) -> Any:
         """`tensor` with a copy on each device of `destinations`."""

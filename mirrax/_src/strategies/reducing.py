@@ -110,7 +110,7 @@ def one_of_each_worker(mesh: ReplicaMesh, value: jax.Array, axis: int) -> PerRep
     return PerReplica([value] + [nothing] * (len(mesh.local_ids) - 1))
 
 
-def _reduce_over_workers(
+def reduce_over_workers(
     strategy: Any, op: ReduceOp, value: Any, axes: int | tuple[int, ...], path: str
 ) -> Any:
     """A plain value of each worker, which counts once for it."""
@@ -128,7 +128,7 @@ def _reduce_over_workers(
 def _reduce_plain(strategy: Any, op: ReduceOp, value: Any, path: str) -> Any:
     mesh = strategy.replica_mesh
     if mesh is not None and mesh.is_shared:
-        return _reduce_over_workers(strategy, op, value, (), path)
+        return reduce_over_workers(strategy, op, value, (), path)
     if op is ReduceOp.MEAN or strategy.num_replicas_in_sync == 1:
         return value
     raise ValueError(
@@ -152,7 +152,7 @@ def _reduce_along(
         return total if op is ReduceOp.SUM else total / _count(array, axes)
     if not isinstance(value, ReplicaValues):
         if mesh.is_shared and not _traced(value):
-            return _reduce_over_workers(strategy, op, value, axes, path)
+            return reduce_over_workers(strategy, op, value, axes, path)
         value = (
             Mirrored.of(mesh.mirror(jnp.asarray(value)))
             if not _traced(value)

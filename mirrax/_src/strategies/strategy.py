@@ -544,7 +544,8 @@ class Strategy:
 
     def in_program_value(self, local: jax.Array) -> PerReplica:
         """A replica's array, inside the replicas' program, as a per-replica value."""
-        return in_program(local, self.num_replicas_in_sync)
+        mesh = self.replica_mesh
+        return in_program(local, len(mesh.local_ids) if mesh is not None else 1)
 
     def first_in_program(self, local: jax.Array) -> jax.Array:
         """The first replica's array, on all replicas of their program."""
