@@ -97,7 +97,10 @@ class Launches:
         array = self._result
         if array is None or array is True:
             return bool(array)
-        return not array.is_deleted() and not array.is_ready()
+        try:
+            return not array.is_ready()
+        except RuntimeError:  # donated to the next one, on another thread
+            return False
 
 
 def smallest(arrays: Sequence[Any]) -> int | None:

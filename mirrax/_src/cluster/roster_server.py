@@ -40,6 +40,7 @@ GREETING = b'{"roster": 1}\n'
 _GONE_WHILE_JOINING = "Worker 0 ended while the others were joining."
 _BEAT_SECONDS = 1.0
 _LINGER_SECONDS = 60.0
+_MOST_GIVEN_UP = 1000
 _LONGEST_LINE = 64 * 1024 * 1024
 # JAX's own watch over workers would abort them; ours comes first, and explains.
 _NEVER_SECONDS = 7 * 24 * 3600
@@ -72,6 +73,7 @@ class Roster:
         self.failure: dict[str, Any] | None = None
         self.agreements: dict[str, dict[int, Any]] = {}
         self.soft: set[str] = set()
+        self.given_up: dict[str, str] = {}
         self.marks: dict[str, dict[int, list[Any]]] = {}
         self.stopping: dict[int, int] | None = None
         self.is_done = asyncio.Event()
@@ -90,8 +92,8 @@ class Roster:
             worker = self.join(first["hello"], writer)
             while worker is not None and (line := await reader.readline()):
                 self.hear(worker, json.loads(line))
-        except (ValueError, KeyError, TypeError, TimeoutError, OSError):
-            pass  # nobody of ours, or a connection that broke
+        except Exception:
+            pass  # nobody of ours, or a connection that broke: as if it had ended
         finally:
             if worker is not None:
                 self.leave(worker, writer)
@@ -101,6 +103,8 @@ class Roster:
     def join(self, hello: dict[str, Any], writer: asyncio.StreamWriter) -> int | None:
         worker, facts = int(hello["worker"]), dict(hello["facts"])
         member = Member(writer, facts)
+        if worker not in range(len(self.addresses)):
+            raise ValueError  # nobody of ours
         if self.failure is not None:
             member.tell("failure", self.failure)
         elif facts["addresses"][1:] != self.addresses[1:]:
@@ -180,9 +184,7 @@ class Roster:
                 self.soft.add(content["name"])
             self.collect(worker, content["name"], content["value"], content["mark"])
         elif kind == "withdraw":
-            self.soft.discard(content)
-            self.agreements.pop(content, None)
-            self.marks.pop(content, None)
+            self.answer_none(content, f"worker {worker} has left it")
         elif kind == "stop":
             if self.stopping is None:
                 self.stopping = {}
@@ -211,6 +213,11 @@ class Roster:
             self.tell_all("stop_at", max(reached.values()) + 1)
 
     def collect(self, worker: int, name: str, value: Any, mark: list[Any]) -> None:
+        if name in self.given_up:
+            why = self.given_up[name]
+            answer = {"name": name, "values": None, "why": why}
+            self.members[worker].tell("agreed", answer)
+            return
         values = self.agreements.setdefault(name, {})
         values[worker] = value
         marks = self.marks.setdefault(name, {})
@@ -224,6 +231,16 @@ class Roster:
             )
         else:
             self.check_possible(name)
+
+    def answer_none(self, name: str, why: str) -> None:
+        """Ends an agreement ahead of time that will not come about, also for who comes later."""
+        self.given_up[name] = why
+        if len(self.given_up) > _MOST_GIVEN_UP:
+            del self.given_up[next(iter(self.given_up))]
+        self.agreements.pop(name, None)
+        self.marks.pop(name, None)
+        self.soft.discard(name)
+        self.tell_all("agreed", {"name": name, "values": None, "why": why})
 
     def compare(self, marks: dict[int, list[Any]]) -> None:
         """Fails if workers that have started as many programs have started others."""
@@ -242,8 +259,7 @@ class Roster:
         values = self.agreements[name]
         ended = [k for k, m in self.members.items() if m.has_ended and k not in values]
         if ended and name in self.soft:
-            del self.agreements[name]
-            self.tell_all("agreed", {"name": name, "values": None})
+            self.answer_none(name, f"worker {ended[0]} has ended its program")
         elif ended:
             self.fail(
                 ended,
@@ -274,8 +290,14 @@ class Roster:
 
     async def beat(self) -> None:
         """Tells everybody everybody's status, and looks for who is silent."""
+        looked = time.monotonic()
         while not self.is_done.is_set():
             await asyncio.sleep(_BEAT_SECONDS)
+            overslept = time.monotonic() - looked - _BEAT_SECONDS
+            if overslept > _BEAT_SECONDS:  # this process, or the machine, was stopped
+                for member in self.members.values():
+                    member.heard += overslept
+            looked = time.monotonic()
             if not self.has_started:
                 self.tell_missing()
                 continue
