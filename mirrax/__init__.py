@@ -15,6 +15,7 @@ from mirrax import metrics as metrics
 from mirrax import nn as nn
 from mirrax import train as train
 from mirrax._src.base.logical import install as _install
+from mirrax._src.cluster.reporting import install as _install_reporting
 from mirrax._src.base.reduce_op import VariableAggregation as VariableAggregation
 from mirrax._src.base.reduce_op import (
     VariableSynchronization as VariableSynchronization,
@@ -35,5 +36,6 @@ from mirrax._src.strategies.multi_worker import (
 from mirrax._src.strategies.one_device import OneDeviceStrategy as OneDeviceStrategy
 
 _install()
+_install_reporting()
 
 __version__ = "0.1.0"

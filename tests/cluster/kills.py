@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import json
 import os
 import random
 import signal
@@ -67,7 +68,7 @@ def run_with_kills(
         kills = _kill(launcher, directory, count, random.Random(seed))
         code = launcher.wait(LONGEST_RUN_SECONDS)
     except BaseException as error:
-        left = {k: _state(pid) for pid, k in _workers(directory).items()}
+        left = {w.number: _state(w.pid) for w in _workers(directory)}
         error.add_note(f"Workers: {left}.\n{_tail(log)}")
         raise
     finally:
@@ -89,10 +90,10 @@ def _kill(
 ) -> list[str]:
     """Sends signals, each after all workers have been started anew since the last one."""
     kills: list[str] = []
-    gone: set[int] = set()
+    attempt = -1
     while len(kills) < count:
         deadline = time.monotonic() + LONGEST_RESTART_SECONDS
-        while not (alive := set(_workers(directory)) - gone):
+        while not any(w.attempt > attempt for w in _workers(directory)):
             if launcher.poll() is not None:
                 raise RuntimeError(f"The launcher has ended after {kills}.")
             if time.monotonic() > deadline:
@@ -101,31 +102,39 @@ def _kill(
         start = time.monotonic()
         # About half of the moments are in the start-up, the others in the training.
         time.sleep(chance.choice([chance.uniform(0, 3), chance.uniform(2, 9)]))
-        found = {pid: k for pid, k in _workers(directory).items() if pid not in gone}
-        if not found or launcher.poll() is not None:
-            raise RuntimeError(f"Training had ended before all kills: {kills}.")
-        pid = chance.choice(sorted(found))
-        which = chance.choice(SIGNALS)
-        gone |= alive | set(found)
+        found = [w for w in _workers(directory) if w.attempt > attempt]
+        if not found:
+            continue
+        worker, which = chance.choice(found), chance.choice(SIGNALS)
         try:
-            os.kill(pid, which)
+            os.kill(worker.pid, which)
         except ProcessLookupError:
             continue
+        attempt = worker.attempt
         after = time.monotonic() - start
-        kills.append(f"{which.name} to worker {found[pid]} after {after:.1f} s")
+        kills.append(f"{which.name} to worker {worker.number} after {after:.1f} s")
     return kills
 
 
-def _workers(directory: Path) -> dict[int, str]:
-    """The worker processes of a run: their numbers by process."""
-    found = {}
-    for pid, command in _processes(str(directory)).items():
-        if str(SCRIPT) in command and "mirrax run" not in command:
-            environment = _read(pid, "environ")
-            number = environment.partition('"index": ')[2][:1]
-            if number and "-m mirrax" not in command:
-                found[pid] = number
-    return found
+@dataclasses.dataclass(frozen=True, order=True)
+class Worker:
+    """A worker process of a run."""
+
+    attempt: int
+    number: int
+    pid: int
+
+
+def _workers(directory: Path) -> list[Worker]:
+    """The worker processes of a run that are there now."""
+    found = []
+    for pid in _processes(str(directory)):
+        pairs = (line.partition("=") for line in _read(pid, "environ").split("\0"))
+        environment = {name: value for name, _, value in pairs}
+        if "TF_CONFIG" in environment and "MIRRAX_ATTEMPT" in environment:
+            number = json.loads(environment["TF_CONFIG"])["task"]["index"]
+            found.append(Worker(int(environment["MIRRAX_ATTEMPT"]), number, pid))
+    return sorted(found)
 
 
 def _processes(part: str) -> dict[int, str]:

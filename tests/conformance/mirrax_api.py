@@ -9,6 +9,7 @@ import numpy as np
 import optax
 
 import mirrax as mx
+from mirrax.distribute.cluster_resolver import ClusterSpec  # noqa: F401
 
 from . import neutral
 from .neutral import *  # noqa: F403

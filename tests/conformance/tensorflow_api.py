@@ -42,6 +42,7 @@ SparseCategoricalAccuracy = tf.keras.metrics.SparseCategoricalAccuracy
 Checkpoint = tf.train.Checkpoint
 CheckpointManager = tf.train.CheckpointManager
 latest_checkpoint = tf.train.latest_checkpoint
+ClusterSpec = tf.train.ClusterSpec
 
 data = tf.data
 errors = tf.errors

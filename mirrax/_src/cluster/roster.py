@@ -41,6 +41,7 @@ class _Agreement:
 
     event: threading.Event = field(default_factory=threading.Event)
     values: list[Any] | None = None
+    why: str = ""
 
 
 class Roster:
@@ -194,13 +195,10 @@ class Roster:
                     self._hear(kind, content)
         except (OSError, ValueError):
             pass
-        if not self._has_left:
-            self._fail(
-                UnavailableError(
-                    f"{self._describe(0)} is gone, and with it the roster that it had started.",
-                    (0,),
-                )
-            )
+        if not self._has_left and self.failure is None:
+            text = f"{self._describe(0)} is gone, and with it the roster that it had started."
+            say(text)  # JAX is about to abort this process
+            self._fail(UnavailableError(text, (0,)))
 
     def _hear(self, kind: str, content: Any) -> None:
         with self._changed:
@@ -215,6 +213,7 @@ class Roster:
             elif kind == "agreed":
                 agreement = self._agreements.pop(content["name"], _Agreement())
                 agreement.values = content["values"]
+                agreement.why = content.get("why", "")
                 agreement.event.set()
             elif kind == "stopping":
                 # Answered here: the main thread may be in a step that waits for others.
@@ -233,10 +232,15 @@ class Roster:
             self._fail(UnavailableError(content["text"], workers))
 
     def _beat(self) -> None:
-        told_steps, told_at = -1, 0.0
+        told_steps, told_at, looked = -1, 0.0, time.monotonic()
         while not self._has_left:
             time.sleep(_LOOK_SECONDS)
             now = time.monotonic()
+            if (
+                now - looked > _BEAT_SECONDS
+            ):  # this process, or the machine, was stopped
+                self._heard += now - looked
+            looked = now
             if self.steps != told_steps or now - told_at > _BEAT_SECONDS:
                 told_steps, told_at = self.steps, now
                 self._send("status", self._status())
@@ -419,7 +423,8 @@ class Roster:
         if agreement.values is None:
             self.check()
             raise UnavailableError(
-                f"Another worker has ended its program before {name}."
+                f"There is no agreement on {name}: {agreement.why}. All workers have to leave "
+                "their loops at the same step."
             )
         return agreement.values
 

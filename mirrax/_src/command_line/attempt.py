@@ -6,6 +6,7 @@ import signal
 import time
 
 from mirrax._src.cluster.local_cluster import PREEMPTED, LocalCluster, WorkerEnd
+from mirrax._src.cluster.runtime import ClusterOptions
 from mirrax._src.command_line.screen import Screen
 from mirrax._src.command_line.stopping import StopSignals
 from mirrax._src.command_line.verdict import Case, read_case
@@ -41,12 +42,15 @@ class Attempt:
         self._stopped: set[int] = set()
         self._deadline: float | None = None
         self._has_passed_on = False
+        self._stopped_since: dict[int, float] = {}
+        self._heartbeat = ClusterOptions.of_environment().heartbeat
 
     def watch(self) -> list[Case]:
         """Waits until all workers have ended."""
         while self._cluster.running:
             self._note_ends(_POLL_SECONDS)
             self._look_for_signals()
+            self._look_for_stopped()
             if self._stop.is_urgent():
                 self._kill()
             elif self._deadline is not None and self._is_too_late():
@@ -86,6 +90,24 @@ class Attempt:
             f"{self._deadline - time.monotonic():.0f} s. Once more kills them at once.",
             "bold",
         )
+
+    def _look_for_stopped(self) -> None:
+        """Ends workers when one was stopped (SIGSTOP): the others may be waiting for it to join."""
+        now = time.monotonic()
+        stopped = {n for n in self._cluster.running if self._cluster.is_stopped(n)}
+        self._stopped_since = {n: self._stopped_since.get(n, now) for n in stopped}
+        late = [
+            n
+            for n, since in self._stopped_since.items()
+            if now - since > self._heartbeat
+        ]
+        if late and self._deadline is None:
+            self._screen.say(
+                f"mirrax: worker {late[0]} has been stopped (SIGSTOP) for "
+                f"{self._heartbeat:g} s. All workers are ended.",
+                "bold",
+            )
+            self._deadline = now
 
     def _is_too_late(self) -> bool:
         assert self._deadline is not None

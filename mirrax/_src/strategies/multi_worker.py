@@ -198,6 +198,9 @@ class MultiWorkerMirroredStrategy(Strategy):
         """The first worker's `array`; the others' only has to have its shape and dtype."""
         if self._cluster is None:
             return array
+        if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
+            data = self.initial_on_all_workers(jax.random.key_data(array))
+            return jax.random.wrap_key_data(data, impl=jax.random.key_impl(array))
         own = np.asarray(array)
         facts = [list(own.shape), own.dtype.name]
         is_small = own.nbytes <= _SMALL_BYTES

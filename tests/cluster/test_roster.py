@@ -1,0 +1,466 @@
+"""The roster's server by itself: members are sockets here, no worker and no JAX."""
+
+from __future__ import annotations
+
+import json
+import select
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from mirrax._src.cluster import roster_server
+
+_LIMIT_SECONDS = 20.0
+
+
+class Member:
+    """A connection that speaks as a worker does."""
+
+    def __init__(self, port: int) -> None:
+        self.socket = socket.create_connection(("127.0.0.1", port), _LIMIT_SECONDS)
+        self._lines = self.socket.makefile("rb")
+        self.greeting = self._lines.readline()
+
+    def send(self, kind: str, content: Any) -> None:
+        self.socket.sendall(json.dumps({kind: content}).encode() + b"\n")
+
+    def read(self) -> tuple[str, Any]:
+        """The next message: its kind, and what it says."""
+        line = self._lines.readline()
+        assert line, "the connection has ended"
+        ((kind, content),) = json.loads(line).items()
+        return kind, content
+
+    def hear(self, wanted: str) -> Any:
+        """The next message of that kind, passing over others."""
+        while (message := self.read())[0] != wanted:
+            pass
+        return message[1]
+
+    def is_closed(self) -> bool:
+        """Reads to the end."""
+        try:
+            for _ in self._lines:
+                pass
+        except ConnectionResetError:
+            pass
+        return True
+
+    def close(self) -> None:
+        # The file shares the socket: both have to be closed for the other side to see it.
+        self._lines.close()
+        self.socket.close()
+
+
+class Server:
+    """The server's process for a cluster of some size."""
+
+    def __init__(self, size: int, heartbeat: float = 30.0, port: int = 0) -> None:
+        self.addresses = [f"host:{k}" for k in range(size)]
+        self.process = subprocess.Popen(
+            [sys.executable, "-P", roster_server.__file__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self._say(
+            {
+                "addresses": self.addresses,
+                "host": "127.0.0.1",
+                "port": port,
+                "heartbeat": heartbeat,
+            }
+        )
+        assert self.process.stdout is not None
+        self.answer = json.loads(self.process.stdout.readline())
+        self.port = self.answer.get("ready", port)
+        self.members: list[Member] = []
+
+    def _say(self, config: dict[str, Any]) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(config) + "\n")
+        self.process.stdin.flush()
+
+    def connect(self) -> Member:
+        member = Member(self.port)
+        self.members.append(member)
+        return member
+
+    def join(self, worker: int, **facts: Any) -> Member:
+        """A new member that has said hello."""
+        member = self.connect()
+        facts = {"addresses": self.addresses, "log": f"{worker}.log", **facts}
+        member.send("hello", {"worker": worker, "facts": facts})
+        return member
+
+    def start(self) -> list[Member]:
+        """All members, joined."""
+        members = [self.join(k) for k in range(len(self.addresses))]
+        for member in members:
+            member.hear("go")
+        return members
+
+    def wait(self) -> str:
+        """What it has printed as errors, once it has ended."""
+        code = self.process.wait(_LIMIT_SECONDS)
+        assert code == 0 and self.process.stderr is not None
+        return self.process.stderr.read()
+
+    def close(self) -> None:
+        for member in self.members:
+            member.close()
+        with self.process:  # closes its pipes
+            self.process.kill()
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[..., Server]]:
+    servers: list[Server] = []
+
+    def start(*args: Any, **kwargs: Any) -> Server:
+        servers.append(Server(*args, **kwargs))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.close()
+
+
+def agree(member: Member, name: str, value: Any, is_soft: bool = False) -> None:
+    mark = [0, 0, ""]
+    content = {"name": name, "value": value, "is_soft": is_soft, "mark": mark}
+    member.send("agree", content)
+
+
+# Joining -------------------------------------------------------------------------------------
+
+
+def test_everybody_hears_who_is_missing_and_then_go(serve):
+    server = serve(3)
+    second = server.join(1)
+    assert second.greeting == roster_server.GREETING
+    assert second.hear("missing") == [0, 2]
+    first = server.join(0)
+    assert second.hear("missing") == [2]
+    server.join(2, log="elsewhere.log")
+    go = first.hear("go")
+    assert go["port"] > 0
+    assert [facts["log"] for facts in go["facts"]] == [
+        "0.log",
+        "1.log",
+        "elsewhere.log",
+    ]
+    assert second.hear("go") == go
+
+
+def test_a_member_may_leave_and_come_back_before_the_start(serve):
+    server = serve(3)
+    first, second = server.join(0), server.join(1)
+    assert first.hear("missing") == [1, 2]
+    second.close()
+    while first.hear("missing") != [1, 2]:
+        pass
+    server.join(1)
+    server.join(2)
+    assert first.hear("go")["port"] > 0
+
+
+def test_a_second_member_of_a_number_is_sent_away(serve):
+    server = serve(2)
+    first, second = server.join(0), server.join(1)
+    first.hear("go")
+    third = server.join(1)
+    assert "two workers 1" in third.hear("failure")["text"]
+    assert third.is_closed()
+    agree(first, "x", 1)
+    agree(second, "x", 2)
+    assert first.hear("agreed")["values"] == [1, 2]
+
+
+def test_a_member_of_another_cluster_ends_the_joining_with_both_sides(serve):
+    server = serve(3)
+    first = server.join(0)
+    other = server.join(1, addresses=["host:0", "host:7"])
+    for member in (first, other):
+        failure = member.hear("failure")
+        assert failure["workers"] == [1]
+        assert "host:0, host:7" in failure["text"]
+        assert "host:0, host:1, host:2" in failure["text"]
+
+
+def test_the_first_worker_gone_before_the_start_is_told(serve):
+    server = serve(3)
+    first, second = server.join(0), server.join(1)
+    second.hear("missing")
+    first.close()
+    assert second.hear("failure")["workers"] == [0]
+    second.close()
+    assert server.wait() == ""
+
+
+def test_the_starting_process_gone_before_it_has_joined_is_told(serve):
+    server = serve(2)
+    second = server.join(1)
+    second.hear("missing")
+    server.process.stdin.close()
+    assert "Worker 0 ended" in second.hear("failure")["text"]
+    second.close()
+    assert server.wait() == ""
+
+
+def test_a_server_that_nobody_needs_ends(serve):
+    server = serve(2)
+    server.process.stdin.close()
+    assert server.wait() == ""
+
+
+def test_a_port_that_is_taken_is_an_answer(serve):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        server = serve(2, port=taken.getsockname()[1])
+        assert "in use" in server.answer["error"]
+        assert server.wait() == ""
+
+
+@pytest.mark.parametrize("number", [-1, 2, "one", None])
+def test_a_number_outside_the_cluster_is_sent_away(serve, number):
+    server = serve(2)
+    first = server.join(0)
+    first.hear("missing")
+    stranger = server.join(number)
+    assert stranger.is_closed()
+    server.join(1)
+    assert first.hear("go")["port"] > 0
+
+
+def test_strangers_are_sent_away_and_do_not_disturb(serve):
+    server = serve(2)
+    silent = server.connect()  # says nothing, ever
+    for line in (
+        b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00",
+        b"null\n",
+        b"[]\n",
+        b'"hello"\n',
+        b"{}\n",
+        b'{"hello": 1}\n',
+        b'{"hello": {}}\n',
+        b'{"hello": {"worker": 0, "facts": 3}}\n',
+        b'{"hello": {"worker": 0, "facts": {"addresses": 3}}}\n',
+        b'{"status": {}}\n',
+        b"\n",
+        b"",
+    ):
+        stranger = server.connect()
+        stranger.socket.sendall(line)
+        if not line.endswith(b"\n"):
+            stranger.socket.shutdown(socket.SHUT_WR)
+        assert stranger.is_closed()
+    first, second = server.start()
+    agree(first, "x", 1)
+    agree(second, "x", 2)
+    assert second.hear("agreed")["values"] == [1, 2]
+    assert not select.select([silent.socket], [], [], 0)[0]
+    for member in (first, second):
+        member.send("bye", True)
+        member.close()
+    assert server.wait() == ""
+
+
+# Agreeing ------------------------------------------------------------------------------------
+
+
+def test_fifty_members_agree(serve):
+    server = serve(50)
+    members = server.start()
+    for round_number in range(20):
+        for k, member in enumerate(members):
+            agree(member, f"round {round_number}", k * round_number)
+    for round_number in range(20):
+        expected = [k * round_number for k in range(50)]
+        for member in members:
+            assert member.hear("agreed")["values"] == expected
+    for member in members:
+        member.send("bye", True)
+        member.close()
+    assert server.wait() == ""
+
+
+def test_a_value_of_ten_megabytes_travels(serve):
+    first, second = serve(2).start()
+    value = "x" * 10_000_000
+    agree(first, "large", value)
+    agree(second, "large", "small")
+    for member in (first, second):
+        assert member.hear("agreed")["values"] == [value, "small"]
+
+
+def test_agreements_may_overlap_and_come_in_any_order(serve):
+    first, second = serve(2).start()
+    for k in range(5):
+        agree(first, f"a {k}", k)
+    for k in reversed(range(5)):
+        agree(second, f"a {k}", -k)
+    found = [second.hear("agreed") for _ in range(5)]
+    values = {agreed["name"]: agreed["values"] for agreed in found}
+    assert values == {f"a {k}": [k, -k] for k in range(5)}
+
+
+def test_an_agreement_that_an_ended_worker_never_joins_fails_at_once(serve):
+    first, second = serve(2).start()
+    second.send("bye", True)
+    agree(first, "the next step", 1)
+    failure = first.hear("failure")
+    assert failure["workers"] == [1]
+    assert "has ended its program" in failure["text"]
+    assert "the next step" in failure["text"]
+
+
+def test_what_was_agreed_ahead_of_time_fails_for_nobody(serve):
+    first, second = serve(2).start()
+    agree(first, "ahead", 1, is_soft=True)
+    second.send("bye", True)
+    agreed = first.hear("agreed")
+    assert agreed["name"] == "ahead" and agreed["values"] is None
+    assert "worker 1 has ended" in agreed["why"]
+
+
+def test_who_withdraws_is_not_waited_for(serve):
+    first, second = serve(2).start()
+    agree(first, "ahead", 1, is_soft=True)
+    agree(second, "another", 1, is_soft=True)
+    second.send("withdraw", "ahead")
+    agreed = first.hear("agreed")
+    assert agreed["name"] == "ahead" and agreed["values"] is None
+    assert "worker 1" in agreed["why"]
+    agree(first, "another", 2, is_soft=True)
+    assert first.hear("agreed")["values"] == [2, 1]
+
+
+# Failing -------------------------------------------------------------------------------------
+
+
+def test_a_member_that_is_gone_is_named_with_its_step_place_and_log(serve):
+    server = serve(3)
+    first, second, third = server.start()
+    second.send("status", {"step": 17, "doing": "train.py:31"})
+    third.send("status", {})
+    agree(second, "x", 1)  # so that the status has been read before the end
+    second.close()
+    for member in (first, third):
+        failure = member.hear("failure")
+        assert failure["workers"] == [1]
+        for piece in ("Worker 1", "host:1", "step 17", "train.py:31", "1.log"):
+            assert piece in failure["text"]
+    first.close()
+    third.close()
+    assert server.wait() == ""
+
+
+def test_the_reason_of_a_failing_worker_reaches_the_others_before_it_ends(serve):
+    first, second = serve(2).start()
+    second.send("failed", "KeyError: 'loss'")
+    assert "KeyError: 'loss'" in first.hear("failure")["text"]
+
+
+def test_only_the_first_failure_is_told(serve):
+    first, second, third = serve(3).start()
+    second.send("failed", "the cause")
+    assert "the cause" in first.hear("failure")["text"]
+    third.close()
+    later = [first.read()[0] for _ in range(2)]  # one a second
+    assert later == ["status", "status"]
+
+
+def test_a_silent_member_is_lost_after_the_heartbeat(serve):
+    server = serve(2, heartbeat=2.0)
+    begin = time.monotonic()
+    first, second = server.start()
+    kind, content = first.read()
+    while kind != "failure":
+        first.send("status", {"step": 1})
+        kind, content = first.read()  # one a second
+    assert content["workers"] == [1]
+    assert 1.9 < time.monotonic() - begin < _LIMIT_SECONDS
+    second.close()
+
+
+def test_a_member_that_talks_nonsense_is_lost_and_the_rest_hear_of_it(serve):
+    server = serve(2)
+    first, second = server.start()
+    second.socket.sendall(b"}{\n")
+    assert first.hear("failure")["workers"] == [1]
+    first.close()
+    assert server.wait() == ""
+
+
+@pytest.mark.parametrize("message", [{"reached": 3}, {"accuse": {"workers": []}}, {}])
+def test_a_member_out_of_turn_leaves_no_traceback(serve, message):
+    server = serve(2)
+    first, second = server.start()
+    second.socket.sendall(json.dumps(message).encode() + b"\n")
+    second.close()
+    first.send("bye", True)
+    first.close()
+    assert server.wait() == ""
+
+
+def test_a_worker_that_is_done_may_go(serve):
+    server = serve(2)
+    first, second = server.start()
+    first.send("bye", True)
+    first.close()
+    second.send("status", {})
+    assert second.hear("status")["workers"][1] == {}
+    second.send("bye", True)
+    second.close()
+    assert server.wait() == ""
+
+
+def test_a_late_member_hears_of_the_failure(serve):
+    server = serve(2)
+    first, second = server.start()
+    second.send("failed", "ValueError: no")
+    first.hear("failure")
+    assert "ValueError: no" in server.join(1).hear("failure")["text"]
+
+
+# Stopping ------------------------------------------------------------------------------------
+
+
+def test_all_stop_at_one_step_that_nobody_has_passed(serve):
+    members = serve(3).start()
+    members[1].send("stop", "preempted")
+    for member, calls in zip(members, (4, 9, 7)):
+        member.hear("stopping")
+        member.send("reached", calls)
+    assert {member.hear("stop_at") for member in members} == {10}
+
+
+def test_two_who_ask_to_stop_are_one_stop(serve):
+    first, second = serve(2).start()
+    first.send("stop", "a")
+    second.send("stop", "b")
+    for member in (first, second):
+        member.hear("stopping")
+        member.send("reached", 3)
+    assert first.hear("stop_at") == second.hear("stop_at") == 4
+
+
+@pytest.mark.parametrize("ends_first", [True, False])
+def test_who_has_ended_is_not_waited_for(serve, ends_first):
+    first, second = serve(2).start()
+    if ends_first:
+        second.send("bye", True)
+    first.send("stop", "preempted")
+    first.hear("stopping")
+    first.send("reached", 3)
+    if not ends_first:
+        second.hear("stopping")
+        second.send("bye", True)
+    assert first.hear("stop_at") == 4

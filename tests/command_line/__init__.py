@@ -1,0 +1,1 @@
+"""`mirrax run` and `mirrax info`, with real processes."""

@@ -1,0 +1,26 @@
+"""The fixture `launcher`."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .launching import Launcher
+
+
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where temporary directories are made."""
+    path = tmp_path / "temporary"
+    path.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(path))
+    return path
+
+
+@pytest.fixture
+def launcher(tmp_path: Path, temporary: Path, capfd: Any) -> Launcher:
+    """Launches scripts in this process, and gives what was printed."""
+    return Launcher(tmp_path, capfd)

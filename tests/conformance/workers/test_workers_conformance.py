@@ -1,0 +1,115 @@
+"""Asks mirrax's workers what TensorFlow's were asked, and compares the answers."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from mirrax.testing import WorkerPool
+
+from ..describe import describe, same
+from . import record
+from .clusters import CLUSTERS
+from .replay import answer
+from .scenarios import all_scenarios
+
+TIMEOUT_SECONDS = 60
+# Cluster by cluster, so that only one has to be there at a time.
+SCENARIOS = sorted(all_scenarios(), key=lambda each: list(CLUSTERS).index(each.cluster))
+ASKED = [(each, engine) for each in SCENARIOS for engine in each.engines]
+RECORDED = {
+    file: record.read(file)["answers"]
+    for file in sorted({each.file for each in SCENARIOS})
+    if record.path(file).exists()
+}
+
+
+class Asker:
+    """Has the processes of the cluster that was asked last."""
+
+    def __init__(self):
+        self.cluster, self.pool = None, None
+
+    def ask(self, scenario, engine):
+        """Each worker's answer, and a text with the tracebacks of errors."""
+        if self.pool is None or scenario.cluster != self.cluster:
+            self.close()
+            cluster = CLUSTERS[scenario.cluster]
+            self.pool = WorkerPool(len(cluster.tasks), cluster.replicas_per_worker)
+            self.cluster = scenario.cluster
+        name = f"{scenario.file}.{scenario.name}"
+        found = self.pool.run(answer, (name, engine), timeout=TIMEOUT_SECONDS)
+        errors = [
+            f"Worker {n}:\n{where}" for n, (_, where) in enumerate(found) if where
+        ]
+        return [described for described, _ in found], "\n".join(errors)
+
+    def close(self):
+        if self.pool is not None:
+            self.pool.close()
+
+
+@pytest.fixture(scope="module")
+def asker():
+    made = Asker()
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize(
+    ("scenario", "engine"),
+    ASKED,
+    ids=[f"{each.file}-{each.name}-{engine}" for each, engine in ASKED],
+)
+def test_workers_answer_like_tensorflows(scenario, engine, asker):
+    theirs = RECORDED[scenario.file][scenario.name][engine]
+    expected = theirs
+    if scenario.departs(engine):
+        expected = [describe(each) for each in scenario.expect]
+    ours, errors = asker.ask(scenario, engine)
+    if scenario.departs(engine):
+        assert not same(theirs, ours), f"No departure any more: {scenario.differs}"
+    assert same(expected, ours), _differences(scenario, expected, ours, errors)
+
+
+def test_every_scenario_is_recorded_and_every_recording_has_its_scenario():
+    asked = {(each.file, each.name, engine) for each, engine in ASKED}
+    recorded = {
+        (path.stem, name, engine)
+        for path in record.RECORDED.glob("*.json")
+        for name, answers in json.loads(path.read_text())["answers"].items()
+        for engine in answers
+    }
+    assert recorded == asked, "Run tests/conformance/workers/record.py with TensorFlow."
+
+
+def test_every_worker_is_recorded():
+    for each, engine in ASKED:
+        answers = RECORDED[each.file][each.name][engine]
+        assert len(answers) == len(CLUSTERS[each.cluster].tasks)
+
+
+def test_scenario_names_are_unique_in_their_file():
+    names = [(each.file, each.name) for each in SCENARIOS]
+    assert len(names) == len(set(names))
+
+
+def test_recording_imports_no_jax():
+    here = Path(__file__).parent
+    for file in [
+        *here.glob("scenarios/*.py"),
+        here / "record.py",
+        here / "clusters.py",
+    ]:
+        assert not re.search(r"^\s*(import|from) (jax|mirrax)", file.read_text(), re.M)
+
+
+def _differences(scenario, expected, ours, errors) -> str:
+    said = "mirrax should give" if scenario.differs else "TensorFlow gives"
+    lines = [f"SPEC {', '.join(scenario.rows)}"]
+    for worker, (wanted, found) in enumerate(zip(expected, ours, strict=True)):
+        if not same(wanted, found):
+            lines += [f"{said} on worker {worker}:", f"  {json.dumps(wanted)}"]
+            lines += [f"mirrax gives on worker {worker}:", f"  {json.dumps(found)}"]
+    return "\n".join([*lines, errors])

@@ -1,0 +1,1 @@
+"""`mirrax.testing`, with real processes."""

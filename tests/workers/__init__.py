@@ -1,0 +1,1 @@
+"""Many workers give the results of one: real processes, compared with one process."""
