@@ -21,7 +21,7 @@ def mnist_dataset() -> mx.data.Dataset:
     digits: Any = load_digits()
     x_train = (digits.images / 16).astype("float32")
     y_train = digits.target.astype("int32")
-    # With a seed all workers have the same order, so that their parts have no image in common.
+    # With a seed each run meets the same orders, and can be compared with another one.
     return (
         mx.data.Dataset.from_tensor_slices((x_train, y_train))
         .shuffle(len(x_train), seed=0)

@@ -14,11 +14,10 @@ import optax
 
 import mirrax as mx
 
-STEPS = 60
 STEP_SECONDS = 0.05
 
 
-def main(directory: Path) -> None:
+def main(directory: Path, steps: int) -> None:
     strategy = mx.distribute.MultiWorkerMirroredStrategy()
     random = np.random.default_rng(0)
     features = random.normal(size=(150, 8)).astype(np.float32)
@@ -51,7 +50,7 @@ def main(directory: Path) -> None:
     )
     resolver = strategy.cluster_resolver
     with mx.train.PreemptionCheckpointHandler(resolver, manager) as handler:
-        while handler.total_run_calls < STEPS:
+        while handler.total_run_calls < steps:
             handler.run(lambda: strategy.run(train_step, next(iterator)))
             time.sleep(STEP_SECONDS)
             if handler.total_run_calls % 7 == 0:
@@ -64,4 +63,4 @@ def main(directory: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), int(sys.argv[2]))

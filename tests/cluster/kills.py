@@ -25,7 +25,8 @@ SCRIPT = Path(__file__).with_name("kill_training.py")
 SIGNALS = (signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM)
 # From a signal to the start of all workers: noticing, ending, starting JAX anew.
 LONGEST_RESTART_SECONDS = 120
-LONGEST_RUN_SECONDS = 240
+LONGEST_RUN_SECONDS = 400
+STEP_SECONDS = 0.05
 _LIMITS = {
     "MIRRAX_HEARTBEAT": "5",
     "MIRRAX_JOIN_TIMEOUT": "40",
@@ -49,14 +50,15 @@ class Kills:
 
 
 def run_with_kills(
-    directory: Path, count: int, seed: int, workers: int = 2, restarts: int = 10_000
+    directory: Path, count: int, seed: int, steps: int, workers: int = 2
 ) -> Kills:
     """Trains with `count` kills, and checks that nothing hangs or is left."""
     directory.mkdir(parents=True)
     log = directory / "launcher.log"
     command = [sys.executable, "-m", "mirrax", "run", "--workers", str(workers)]
-    command += ["--max-restarts", str(restarts), "--log-dir", str(directory / "logs")]
-    command += [str(SCRIPT), str(directory)]
+    command += ["--max-restarts", str(100 + 10 * count)]
+    command += ["--log-dir", str(directory / "logs"), str(SCRIPT), str(directory)]
+    command += [str(steps)]
     with open(log, "w") as output:
         launcher = subprocess.Popen(
             command,
@@ -170,14 +172,17 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=random.randrange(10**6))
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as base:
-        expected = run_with_kills(Path(base) / "undisturbed", 0, 0).result
+        # Long enough for all kills: none comes later than 9 s after a start.
+        steps = int(args.kills_a_run * 9 / STEP_SECONDS)
+        expected = run_with_kills(Path(base) / "undisturbed", 0, 0, steps).result
         assert len(expected) == 1, expected
         print(f"undisturbed: {expected}, seed {args.seed}", flush=True)
         done = 0
         while done < args.kills:
             count = min(args.kills_a_run, args.kills - done)
             start = time.monotonic()
-            found = run_with_kills(Path(base) / str(done), count, args.seed + done)
+            place = Path(base) / str(done)
+            found = run_with_kills(place, count, args.seed + done, steps)
             done += count
             for kill in found.kills:
                 print(f"  {kill}")

@@ -1,9 +1,9 @@
 """Real worker processes for tests, with limits on time that say what hung.
 
-    with start("strategy = join(); train(strategy)", workers=2) as workers:
-        workers[1].wait_for("step 3")
+    with start("strategy = join(); say('joined'); ...", workers=2) as workers:
+        workers.wait_for("joined")
         workers[1].kill()
-        workers.expect_end([43, -9], within=5)
+        workers.expect_end((1, 43), -9, within=10)
 
 One process imports JAX once, without starting its devices, and is forked for each worker;
 this file run as a program is that process. What workers leave behind becomes its child, so
@@ -33,6 +33,7 @@ from typing import Any
 from mirrax._src.cluster.local_cluster import free_ports
 
 _ROOT = Path(__file__).parents[2]
+_SECONDS_TO_GO = 5.0
 _CLONE_NEWNET, _CLONE_NEWUTS = 0x40000000, 0x04000000
 
 # What every script may use.
@@ -79,6 +80,14 @@ class Worker:
     def kill(self) -> None:
         self.send(signal.SIGKILL)
 
+    def wait(self, within: float) -> int:
+        """Its exit code; one that hangs is an error."""
+        _wait(lambda: self.code is not None, within)
+        assert self.code is not None, (
+            f"worker {self.number} runs after {within} s:\n{self.output[-3000:]}"
+        )
+        return self.code
+
     def wait_for(self, text: str, within: float = 30) -> None:
         """Waits until it has printed `text`."""
 
@@ -98,9 +107,10 @@ class Worker:
 class Workers:
     """The workers of a cluster; at the end of `with` nothing of them is left."""
 
-    def __init__(self, folder: Path, addresses: Sequence[str]) -> None:
-        self.folder, self.addresses = folder, list(addresses)
+    def __init__(self, addresses: Sequence[str]) -> None:
+        self.addresses = list(addresses)
         self._workers: list[Worker] = []
+        self._folder = tempfile.TemporaryDirectory(prefix="mirrax-workers-")
 
     def add(
         self,
@@ -108,14 +118,16 @@ class Workers:
         script: str,
         devices: int = 1,
         namespace: str | None = None,
+        setup: str = "",
         **variables: str,
     ) -> Worker:
         """Starts one more process, as worker `number`; `namespace` is its network's."""
-        folder = self.folder / f"process-{len(self._workers)}"
+        folder = Path(self._folder.name, f"process-{len(self._workers)}")
         folder.mkdir()
         log, program = folder / "log", folder / "train.py"
         log.touch()
-        program.write_text(_PREAMBLE + f"me = {number}\n" + textwrap.dedent(script))
+        parts = [_PREAMBLE, f"me = {number}\n", setup, script]
+        program.write_text("\n".join(map(textwrap.dedent, parts)))
         task = {"type": "worker", "index": number}
         cluster = {"cluster": {"worker": self.addresses}, "task": task}
         job = {
@@ -145,29 +157,39 @@ class Workers:
         for worker in self:
             worker.wait_for(text, within)
 
-    def expect_end(self, codes: Sequence[int | None], within: float) -> float:
-        """Waits until all have ended with these codes (None is any), and returns how long.
+    def expect_end(self, *codes: int | tuple[int, ...], within: float) -> None:
+        """Waits until all have ended, each with its code or one of its codes.
 
         One that is still there after `within` seconds prints where it is and fails the test,
         as does a process that the workers have started and left behind.
         """
-        begin = time.monotonic()
         if not _wait(lambda: all(w.code is not None for w in self), within):
             hung = [w for w in self if w.code is None]
             for worker in hung:
                 worker.send(signal.SIGCONT)
                 worker.send(signal.SIGABRT)  # Python's fault handler shows its threads
             _wait(lambda: all(w.code is not None for w in hung), 3)
-            raise AssertionError(
-                f"after {within} s these still run: {[w.number for w in hung]}\n{self.show()}"
-            )
+            numbers = [w.number for w in hung]
+            raise AssertionError(f"run after {within} s: {numbers}\n{self.show()}")
+        accepted = [c if isinstance(c, tuple) else (c,) for c in codes]
         found = [w.code for w in self]
-        wanted = [f if c is None else c for f, c in zip(found, codes)]
-        assert found == wanted, f"exit codes {found}, not {wanted}\n{self.show()}"
-        assert _wait(lambda: not _nursery().descendants(), 3), (
+        assert len(found) == len(accepted)
+        assert all(f in a for f, a in zip(found, accepted)), (
+            f"the exit codes are {found}, not {list(codes)}\n{self.show()}"
+        )
+        assert _wait(lambda: not _nursery().descendants(), _SECONDS_TO_GO), (
             f"left behind: {_nursery().descendants()}\n{self.show()}"
         )
-        return max(w.ended_at for w in self) - begin
+
+    def all_processes(self) -> list[int]:
+        """Those of the workers, and those that the workers have started."""
+        return list(_nursery().descendants())
+
+    def kill_servers(self) -> None:
+        """Kills the process beside worker 0 that knows all workers."""
+        for pid, command in _nursery().descendants().items():
+            if "roster_server" in command:
+                os.kill(pid, signal.SIGKILL)
 
     def show(self) -> str:
         """All that they have printed."""
@@ -178,33 +200,33 @@ class Workers:
 
     def __exit__(self, *error: Any) -> None:
         _nursery().end_all()
+        self._folder.cleanup()
 
 
 def start(
-    *scripts: str,
-    workers: int | None = None,
+    script: str,
+    workers: int,
     devices: int = 1,
     missing: Sequence[int] = (),
+    setup: str = "",
     **variables: str,
 ) -> Workers:
-    """Starts workers that run `scripts`: one for each, or one for all `workers`.
+    """Starts workers that all run `script`.
 
-    Scripts find `me` (their number), `say`, `join(**options)` and the usual imports.
+    It finds `me` (its worker's number), `say`, `join(**options)` and the usual imports.
 
     Args:
-        scripts: What they run.
-        workers: How many there are; as many as scripts if left out.
+        script: What they run.
+        workers: How many there are.
         devices: The logical CPU devices of each.
         missing: Workers of the cluster that are not started.
+        setup: What they run before it.
         variables: More of their environment.
     """
-    count = workers or len(scripts)
-    own = scripts if len(scripts) > 1 else scripts * count
-    folder = Path(tempfile.mkdtemp(prefix="mirrax-workers-"))
-    cluster = Workers(folder, [f"127.0.0.1:{port}" for port in free_ports(count)])
-    for number in range(count):
+    cluster = Workers([f"127.0.0.1:{port}" for port in free_ports(workers)])
+    for number in range(workers):
         if number not in missing:
-            cluster.add(number, own[number], devices, **variables)
+            cluster.add(number, script, devices, setup=setup, **variables)
     return cluster
 
 

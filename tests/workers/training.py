@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import functools
+import os
+import signal
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from helpers.engines import compile_if
+from helpers.engines import all_sum, compile_if
 
 import mirrax as mx
 
@@ -31,7 +34,7 @@ SHAPES = {
 def errors_of(model: str, params: Any, x: Any, y: Any) -> jax.Array:
     """The squared error of each example."""
     if model == "mlp":
-        hidden = jnp.tanh(x.reshape(len(x), -1) @ params["w1"] + params["b1"])
+        hidden = jnp.tanh(x.reshape(len(x), 36) @ params["w1"] + params["b1"])
     else:
         hidden = jax.lax.conv_general_dilated(
             x[..., None],
@@ -40,7 +43,7 @@ def errors_of(model: str, params: Any, x: Any, y: Any) -> jax.Array:
             "VALID",
             dimension_numbers=("NHWC", "HWIO", "NHWC"),
         )
-        hidden = jax.nn.relu(hidden + params["c1"]).reshape(len(x), -1)
+        hidden = jax.nn.relu(hidden + params["c1"]).reshape(len(x), 16)
     return jnp.sum((hidden @ params["w2"] + params["b2"] - y) ** 2, axis=1)
 
 
@@ -97,8 +100,12 @@ def train(
         optimizer = mx.train.Optimizer(TRANSFORMATIONS[name]())
 
     def replica_fn(x: Any, y: Any) -> jax.Array:
+        # Counting inside would keep an eager replica from compiling the gradient.
+        size = all_sum(len(x)) if engine == "eager" else None
         loss, gradients = mx.value_and_grad(
-            lambda: mx.nn.compute_average_loss(errors_of(model, variables, x, y)),
+            lambda: mx.nn.compute_average_loss(
+                errors_of(model, variables, x, y), global_batch_size=size
+            ),
             variables,
         )()
         optimizer.apply_gradients([(gradients[k], v) for k, v in variables.items()])
@@ -110,3 +117,42 @@ def train(
         share = strategy.run(step, (x, y))
         losses.append(float(strategy.reduce("SUM", share, axis=None)))
     return losses, {name: v.numpy() for name, v in variables.items()}
+
+
+def train_on(
+    strategy: Any, folder: Path, steps: int, signal_at: int
+) -> tuple[int, float, np.ndarray]:
+    """Goes on with the training in a folder, up to `steps`; worker 1 gets a signal in one."""
+    with strategy.scope():
+        variables = {k: mx.Variable(v) for k, v in initial_params("mlp").items()}
+        optimizer = mx.train.Optimizer(optax.adam(0.01))
+        mean = mx.metrics.Mean()
+    iterator = iter(strategy.experimental_distribute_dataset(dataset().repeat()))
+    checkpoint = mx.train.Checkpoint(
+        variables=variables, optimizer=optimizer, mean=mean, iterator=iterator
+    )
+    manager = mx.train.CheckpointManager(checkpoint, folder, max_to_keep=1)
+
+    @mx.function
+    def replica_fn(x: Any, y: Any) -> None:
+        loss, gradients = mx.value_and_grad(
+            lambda: mx.nn.compute_average_loss(errors_of("mlp", variables, x, y)),
+            variables,
+        )()
+        optimizer.apply_gradients([(gradients[k], v) for k, v in variables.items()])
+        mean.update_state(loss)
+
+    def step() -> None:
+        x, y = next(iterator)
+        strategy.run(replica_fn, (x, y))
+        if (handler.total_run_calls, strategy.input_share.worker) == (signal_at, 1):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with mx.train.PreemptionCheckpointHandler(
+        strategy.cluster_resolver, manager
+    ) as handler:
+        started = handler.total_run_calls
+        while handler.total_run_calls < steps:
+            handler.run(step)
+    weights = np.concatenate([v.numpy().ravel() for v in variables.values()])
+    return started, float(mean.result()), weights

@@ -81,7 +81,9 @@ class Roster:
         self._statuses: list[dict[str, Any]] = []
         self._heard = time.monotonic()
         self._has_gone = self._has_left = self._was_raised = False
+        self._is_failing = False
         self._problem = ""
+        self._notes: dict[str, int] = {}
         self._ended: list[int] = []
         self._behind: dict[int, tuple[int, float]] = {}
         self._told = 0.0
@@ -119,12 +121,14 @@ class Roster:
                 self.check()
                 now = time.monotonic()
                 if now > deadline:
-                    raise UnavailableError(
-                        f"{self._me()} has waited {timeout:g} s for {self._show(self._missing)}, "
-                        "which did not come. Start all workers of the cluster, or correct "
-                        "their number.",
-                        tuple(self._missing),
+                    missing = tuple(self._missing)
+                    text = (
+                        f"{self.names[self.worker]} has waited {timeout:g} s for "
+                        f"{self._show(missing)}, which did not come. Start all workers of the "
+                        "cluster, or correct their number."
                     )
+                    self._send("gave_up", {"workers": missing, "text": text})
+                    raise UnavailableError(text, missing)
                 if now > next_line:
                     next_line += _LINE_SECONDS
                     say(f"{self._me()} waits for {self._show(self._missing)}.")
@@ -219,6 +223,8 @@ class Roster:
                 # Answered here: the main thread may be in a step that waits for others.
                 self._stopping = True
                 self._send("reached", self._calls)
+            elif kind == "note":
+                self._notes.update(content)
             elif kind == "ended":
                 self._ended.append(content)
             elif kind == "stop_at":
@@ -267,7 +273,7 @@ class Roster:
     # Failing -------------------------------------------------------------------------
 
     def _fail(self, failure: UnavailableError) -> None:
-        if self.failure is not None or self._has_left:
+        if self.failure is not None or self._has_left or self._is_failing:
             return
         with self._changed:
             self.failure = failure
@@ -428,6 +434,28 @@ class Roster:
             )
         return agreement.values
 
+    def announce(self, name: str, count: int) -> None:
+        """Tells all workers that something has been done `count` times."""
+        self._send("note", {name: count})
+
+    def wait_for_note(self, name: str, count: int) -> None:
+        """Waits until another worker has announced that.
+
+        Raises:
+            UnavailableError: If a worker is lost, or it takes longer than `step_timeout`.
+        """
+        deadline = time.monotonic() + self.step_timeout
+        with self._changed:
+            while self._notes.get(name, 0) < count:
+                self.check()
+                if time.monotonic() > deadline:
+                    raise UnavailableError(
+                        f"{self._describe(0)} has not {name} for {self.step_timeout:g} s, for "
+                        f"which {self._me()} waits.",
+                        (0,),
+                    )
+                self._changed.wait(_LOOK_SECONDS)
+
     # Stopping ------------------------------------------------------------------------
 
     def request_stop(self, reason: str) -> None:
@@ -449,8 +477,10 @@ class Roster:
 
     def tell_failed(self, reason: str) -> None:
         """Tells the others why this worker is about to end, and sees to it that it does."""
+        if self._is_failing:
+            return
+        self._is_failing = True
         self._send("failed", reason)
-        self._has_left = True
         threading.Thread(
             target=self._end_failed, name="mirrax-end", daemon=True
         ).start()
@@ -465,7 +495,7 @@ class Roster:
 
     def leave(self) -> None:
         """Says that this worker's program is done."""
-        if self._has_left:
+        if self._has_left or self._is_failing:
             return
         while launches.last.is_busy() and self.failure is None:
             time.sleep(_LOOK_SECONDS / 20)

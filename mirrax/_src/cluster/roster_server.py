@@ -11,7 +11,8 @@ Messages are lines of JSON, each an object with one key that says what it is. Fr
     status  where it is, once a second
     agree   a value for an agreement, by name; `withdraw` that it is not wanted any more
     stop    that all should stop; `reached` is the answer to `stopping`
-    accuse  that another worker does not do what it should
+    accuse  that another worker does not do what it should; `gave_up` that one did not join
+    note    that something has been done so often; passed on to all
     failed  that it ends, and why; `bye` if its program is done
 
 To workers:
@@ -193,6 +194,10 @@ class Roster:
             assert self.stopping is not None
             self.stopping[worker] = content
             self.stop_if_all_reached()
+        elif kind == "note":
+            self.tell_all("note", content)
+        elif kind == "gave_up":
+            self.fail(content["workers"], content["text"])
         elif kind == "accuse":
             who = self.describe(content["workers"][0])
             self.fail(content["workers"], f"{who} {content['text']}")

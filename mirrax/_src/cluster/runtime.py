@@ -27,6 +27,7 @@ _SERVER = Path(__file__).with_name("roster_server.py")
 _SOON_SECONDS = 0.5
 _EXPLAINING_SECONDS = 5.0
 _LONGEST_REASON = 2000
+_WRITTEN = "written a checkpoint"
 _CONNECT_SECONDS = 120
 
 
@@ -163,6 +164,14 @@ class Cluster:
                     f"{found[0]}\n  {self.names[k]}: {theirs}\nAll workers have to take the "
                     "same steps with the same shapes and dtypes."
                 )
+
+    def announce_written(self, count: int) -> None:
+        """Tells the others how many checkpoints this worker has written."""
+        self._roster.announce(_WRITTEN, count)
+
+    def wait_until_written(self, count: int) -> None:
+        """Waits until the first worker has written so many checkpoints."""
+        self._roster.wait_for_note(_WRITTEN, count)
 
     def request_stop(self, reason: str) -> None:
         """Asks all workers to stop at the same step."""
@@ -395,6 +404,8 @@ def _install_hooks(cluster: Cluster) -> None:
             previous(kind, error, trace)
             return
         explanation = cluster.explanation_of(error)
+        if error.__cause__ is None:
+            error.__cause__ = explanation
         previous(kind, error, trace)
         if explanation is not None:
             print(f"mirrax: {explanation}", file=sys.stderr, flush=True)

@@ -102,12 +102,13 @@ class Attempt:
             if now - since > self._heartbeat
         ]
         if late and self._deadline is None:
+            grace = self._grace_after_failure
+            self._deadline = now + grace
             self._screen.say(
                 f"mirrax: worker {late[0]} has been stopped (SIGSTOP) for "
-                f"{self._heartbeat:g} s. All workers are ended.",
+                f"{self._heartbeat:g} s. The others get {grace:g} s to end by themselves.",
                 "bold",
             )
-            self._deadline = now
 
     def _is_too_late(self) -> bool:
         assert self._deadline is not None

@@ -22,6 +22,8 @@ from rich.text import Text
 _CHUNK = 1 << 20
 _LONGEST_LINE = 1 << 16
 _POLL_SECONDS = 0.05
+# What Gloo says each time that devices connect; it is in the log.
+_CHATTER = b"[Gloo] Rank "
 # How long the beginning of a line, or a progress bar, waits for its end.
 _PATIENCE_SECONDS = 2.0
 _URGENT_SECONDS = 1.0
@@ -167,6 +169,9 @@ class _Log:
         if b"\x1b" in text:
             text = _MOVES.sub(b"", text)
         lines = text.translate(None, _CONTROL).split(b"\n")[:-1]
+        lines = [line for line in lines if not line.startswith(_CHATTER)]
+        if not lines:
+            return b""
         if b"\r" in text:
             lines = [line.rstrip(b"\r").rpartition(b"\r")[2] for line in lines]
         shown = self._prefix + (b"\n" + self._prefix).join(lines) + b"\n"

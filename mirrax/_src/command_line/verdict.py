@@ -73,7 +73,7 @@ class Case:
         """Whether nobody else is to blame."""
         if self.is_consequence or self.end.returncode == 0:
             return False
-        return self.report is not None or not self.was_killed
+        return self.report is not None or not self.was_killed or self.was_stopped
 
     @property
     def code(self) -> int:

@@ -144,6 +144,8 @@ class DistributedDataset:
         count = self.share.num_replicas
         if self.split != _IN_TURN:
             spec = map_leaves(self._part_spec, spec)
+        elif self.share.num_workers > 1:  # one that ends early gets empty batches
+            spec = map_leaves(_any_rows, spec)
         if self.input_options.last_batch == "pad":
             rows = {s.shape[0] for s in leaves_of(spec) if s.shape}
             mask = TensorSpec((rows.pop() if len(rows) == 1 else None,), "bool")
@@ -214,6 +216,11 @@ class DistributedDataset:
             f"<mx.distribute.DistributedDataset {self.roots[0].describe()} over "
             f"{self.share.num_replicas} replicas, length {size or self.cardinality}>"
         )
+
+
+def _any_rows(spec: TensorSpec) -> TensorSpec:
+    shape = (None, *spec.shape[1:]) if spec.shape else spec.shape
+    return TensorSpec(shape, spec.dtype)
 
 
 _TRANSFORMATIONS = frozenset(

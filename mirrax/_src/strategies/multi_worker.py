@@ -158,8 +158,16 @@ class MultiWorkerMirroredStrategy(Strategy):
         assert mesh is not None and self._cluster is not None
         rows = [to_device(np.zeros(1, np.float32), d) for d in mesh.local_devices]
         piece = Stacked(mesh.join(rows, mirrored=False), mesh, is_scalar=False)
-        with self._cluster.explaining():
-            jax.block_until_ready(launch(FirstProgram(), mesh, [piece]))
+        try:
+            with self._cluster.explaining():
+                jax.block_until_ready(launch(FirstProgram(), mesh, [piece]))
+        except jax.errors.JaxRuntimeError as error:
+            if "Duplicate GPU" in str(error):
+                raise ValueError(
+                    "Two workers on one machine use the same GPU. Give each its own: "
+                    "`mirrax run` divides them, or set CUDA_VISIBLE_DEVICES for each worker."
+                ) from error
+            raise
 
     @property
     def cluster_resolver(self) -> ClusterResolver:

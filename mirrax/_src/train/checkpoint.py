@@ -224,9 +224,9 @@ class Checkpoint:
             if is_writer:
                 _copy_to_host(arrays)
         if not is_writer:
-            place.parent.mkdir(
-                parents=True, exist_ok=True
-            )  # for who cleans up after it
+            # For who cleans up after it.
+            place.parent.mkdir(parents=True, exist_ok=True)
+            writer.leave_to_first_worker()
             return path
         writer.start(self, place, arrays, values, is_one_of_many, then)
         if options is not None and not options.experimental_enable_async_checkpoint:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mirrax._src.base.errors import warn_user
+from mirrax._src.cluster.runtime import current_cluster
 from mirrax._src.train import storage
 from mirrax._src.train.storage import Contents
 
@@ -28,6 +29,8 @@ class Writer:
         self._lock = threading.RLock()
         self._writing = threading.Lock()
         self._waits_at_exit = False
+        # Checkpoints that were written, or that the first worker is to write.
+        self._count = 0
 
     def start(
         self,
@@ -72,6 +75,13 @@ class Writer:
 
     def wait(self, owner: Any = None) -> None:
         """Waits for what is being written, and raises what went wrong for `owner`."""
+        self._wait_for_own()
+        cluster = current_cluster()
+        if cluster is not None and cluster.worker > 0:
+            cluster.wait_until_written(self._count)
+        self._raise(owner)
+
+    def _wait_for_own(self) -> None:
         # Without the lock, since a signal's handler may save in the middle of this; and for an
         # event, since a `Thread.join` that is interrupted takes the thread for ended.
         for done, path in list(self._pending.items()):
@@ -81,7 +91,6 @@ class Writer:
                     f"{_PATIENCE_SECONDS} s, and this waits for it. Is the disk slow?"
                 )
             self._pending.pop(done, None)
-        self._raise(owner)
 
     def _raise(self, owner: Any) -> None:
         error = self._errors.pop(owner, None) if owner is not None else None
@@ -103,7 +112,15 @@ class Writer:
         except Exception as error:
             self._errors[owner] = error
         finally:
+            cluster = current_cluster()
+            if cluster is not None:
+                self._count += 1
+                cluster.announce_written(self._count)
             done.set()
+
+    def leave_to_first_worker(self) -> None:
+        """Notes that another worker writes a checkpoint that this one has helped to save."""
+        self._count += 1
 
     def _wait_at_exit(self, path: Path) -> None:
         """Makes the end of the program wait; threads of Orbax cannot be started after it."""
@@ -124,7 +141,7 @@ class Writer:
     def _finish(self) -> None:
         errors: list[Any] = []
         try:
-            self.wait()
+            self._wait_for_own()
         except KeyboardInterrupt:
             errors = ["interrupted"]
         for error in (*errors, *self._errors.values()):
