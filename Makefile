@@ -4,6 +4,7 @@
 # make test-interop   the tests with TensorFlow, PyTorch, Grain, Keras, Hugging Face
 # make quick     the tests to run all day
 # make bench     speed, side by side with hand-written JAX
+# make kills     kills the demo 20 times and workers 50 times: nothing may change
 # make soak      thousands of steps without waiting: nothing may hang
 PYTHON ?= python3
 VENV := .venv
@@ -11,7 +12,7 @@ BIN := $(VENV)/bin
 INTEROP := .venv-interop
 WORKERS ?= 2
 
-.PHONY: install demo test test-interop quick lint types bench soak clean
+.PHONY: install demo test test-interop quick lint types bench kills soak clean
 
 install: $(VENV)/.installed
 
@@ -51,6 +52,10 @@ quick: install
 
 bench: install
 	$(BIN)/python benchmarks/run.py
+
+kills: install
+	MIRRAX_KILLS=20 $(BIN)/python -m pytest tests/examples/test_demo.py -k killed --timeout 3000
+	$(BIN)/python tests/cluster/kills.py --kills 50
 
 soak: install
 	$(BIN)/python benchmarks/soak.py

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from helpers.engines import all_sum, per_replica, replica_id
+from helpers.engines import per_replica, replica_id
 
 import mirrax as mx
 from mirrax import VariableAggregation, VariableSynchronization

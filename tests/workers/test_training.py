@@ -13,7 +13,7 @@ from helpers.hlo import arrays_in, compiled_text, count
 import mirrax as mx
 from mirrax.distribute.experimental import CommunicationOptions
 
-from .comparing import Pool, error_of, own_strategy
+from .comparing import Pool, error_of
 from .training import TRANSFORMATIONS, train, train_alone
 
 CASES = [("mlp", name) for name in TRANSFORMATIONS] + [("cnn", "momentum")]

@@ -8,7 +8,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers.engines import all_sum, both_engines, compile_if, per_replica, replica_id, run
+from helpers.engines import (
+    all_sum,
+    both_engines,
+    compile_if,
+    per_replica,
+    replica_id,
+    run,
+)
 
 import mirrax as mx
 from mirrax import VariableAggregation, VariableSynchronization
