@@ -504,9 +504,18 @@ class Roster:
         if self.failure is not None and not self._was_raised:
             self._die()
         if self.failure is None:
-            self._has_left = True
             self._send("status", self._status())
-            self._send("bye", True)
+            self._send("bye", launches.last.mark)
+            with (
+                self._changed
+            ):  # it may have run other programs than those that ended before
+                self._changed.wait_for(
+                    lambda: self.failure is not None or self.worker in self._ended,
+                    _BEAT_SECONDS,
+                )
+            if self.failure is not None:
+                self._die()
+            self._has_left = True
 
     def forget(self) -> None:
         """In a process that was forked: the connection is the parent's."""

@@ -76,6 +76,7 @@ class Roster:
         self.soft: set[str] = set()
         self.given_up: dict[str, str] = {}
         self.marks: dict[str, dict[int, list[Any]]] = {}
+        self.last_marks: dict[int, list[Any]] = {}
         self.stopping: dict[int, int] | None = None
         self.is_done = asyncio.Event()
         self.service: Any = None
@@ -205,6 +206,8 @@ class Roster:
             self.fail([worker], f"{self.describe(worker)} has failed: {content}")
         elif kind == "bye":
             member.has_ended = True
+            self.last_marks[worker] = content
+            self.compare(self.last_marks)
             self.tell_all("ended", worker)
             self.stop_if_all_reached()
             for name in list(self.agreements):

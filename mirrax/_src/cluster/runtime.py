@@ -124,7 +124,13 @@ class Cluster:
         self._roster.check()
 
     def note_step(self) -> None:
-        """Counts a step, for messages of others that have to name this worker's last one."""
+        """Counts a step, for messages of others that have to name this worker's last one.
+
+        Raises:
+            UnavailableError: If a worker is lost.
+        """
+        if self._roster.failure is not None:
+            self._roster.check()
         self._roster.steps += 1
 
     @contextlib.contextmanager
