@@ -71,3 +71,22 @@ def test_numpy_data_is_put_on_a_device_uncommitted(value):
     assert array.dtype == jax.dtypes.canonicalize_dtype(value.dtype)
     assert np.array_equal(array, value)
     assert (array + jnp.ones(())).shape == value.shape  # it mixes with other devices'
+
+
+def test_jax_knows_ways_to_find_a_cluster() -> None:
+    assert "slurm" in jax_compat.cluster_detection_methods()
+    given = ("127.0.0.1:1", 2, 1, [0])
+    assert jax_compat.detect_cluster(*given, "slurm", 1) == given
+
+
+def test_one_process_has_no_client_of_a_coordination_service() -> None:
+    client, process, count = jax_compat.running_processes()
+    assert (client, process, count) == (None, 0, 1)
+    assert jax_compat.coordinator_address() == ""
+
+
+def test_gloo_takes_the_name_of_a_host() -> None:
+    make = jax_compat._jaxlib.make_gloo_tcp_collectives
+    assert "hostname" in (make.__doc__ or "")
+    join = jax_compat._jaxlib.get_distributed_runtime_client
+    assert "shutdown_on_destruction" in (join.__doc__ or "")

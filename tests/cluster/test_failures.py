@@ -10,6 +10,7 @@ import os
 import re
 import signal
 import time
+from textwrap import dedent
 
 import pytest
 
@@ -36,10 +37,22 @@ train(5, compiled)
 """
 
 
-def start(script: str, workers: int = 2, **variables: str) -> Workers:
+def start(
+    script: str,
+    workers: int = 2,
+    heartbeat: float = 3,
+    step_timeout: float = 4,
+    debug: bool = False,
+) -> Workers:
     """Workers that have taken a few steps together when `script` begins."""
-    limits = {"MIRRAX_HEARTBEAT": "3", "MIRRAX_STEP_TIMEOUT": "4"}
-    return processes.start(script, workers, setup=SETUP, **{**limits, **variables})
+    return processes.start(
+        script,
+        workers,
+        setup=SETUP,
+        MIRRAX_HEARTBEAT=str(heartbeat),
+        MIRRAX_STEP_TIMEOUT=str(step_timeout),
+        MIRRAX_DEBUG=str(int(debug)),
+    )
 
 
 def assert_named(workers: Workers, lost: int, *pieces: str) -> None:
@@ -282,7 +295,7 @@ DIFFERENT = {
 @pytest.mark.parametrize("what", [k for k in DIFFERENT if k != "functions"])
 def test_in_debug_mode_different_programs_are_shown_before_they_run(what: str):
     script, sides = DIFFERENT[what]
-    with start(script, MIRRAX_DEBUG="1") as workers:
+    with start(script, debug=True) as workers:
         workers.expect_end(1, 1, within=LIMIT)
         for worker in workers:
             assert "The workers are about to run different programs" in worker.output
@@ -320,7 +333,7 @@ ELSEWHERE = {
 def test_a_worker_that_does_something_else_is_found_within_the_timeout(what: str):
     script = f"if me == 1: {ELSEWHERE[what]}\ntrain(10_000, compiled)"
     script = script.replace("if me == 1: with", "if me == 1:\n  with")
-    with start(script, MIRRAX_STEP_TIMEOUT="2") as workers:
+    with start(script, step_timeout=2) as workers:
         workers.expect_end(FAILED, FAILED, within=LIMIT)
         for worker in workers:
             assert "has not come for 2 s, while worker" in worker.output
@@ -341,7 +354,7 @@ def test_a_worker_that_is_busy_alone_for_long_accuses_nobody():
         while time.monotonic() < end:
             pass
     """
-    with start(script, MIRRAX_STEP_TIMEOUT="2") as workers:
+    with start(script, step_timeout=2) as workers:
         workers.expect_end(0, 0, within=LIMIT)
         assert all("mirrax: " not in worker.output for worker in workers)
 
@@ -379,7 +392,7 @@ def test_leaving_loops_over_data_is_no_failure_and_makes_no_noise():
                 break
     say("left")
     """
-    with start(DATA + _dedented(script), MIRRAX_STEP_TIMEOUT="2") as workers:
+    with start(DATA + dedent(script), step_timeout=2) as workers:
         workers.expect_end(0, 0, within=2 * LIMIT)
         for worker in workers:
             assert worker.own_output == "step 5\nleft\n"
@@ -396,7 +409,7 @@ def test_programs_that_end_while_data_is_read_ahead_end_quietly():
         sum_of(strategy.run(total, (next(iterator),)))
     say("left")
     """
-    with start(DATA + _dedented(script)) as workers:
+    with start(DATA + dedent(script)) as workers:
         workers.wait_for("left")
         workers.expect_end(0, 0, within=LIMIT)
         for worker in workers:
@@ -411,7 +424,7 @@ def test_data_that_is_longer_on_one_worker_says_so():
     for batch in strategy.experimental_distribute_dataset(data.batch(4)):
         sum_of(strategy.run(total, (batch,)))
     """
-    with start(DATA + _dedented(script)) as workers:
+    with start(DATA + dedent(script)) as workers:
         workers.expect_end(FAILED, FAILED, within=LIMIT)
         for worker in workers:
             assert "pass 1, step 3" in worker.output, workers.show()
@@ -428,7 +441,7 @@ def test_data_of_other_kinds_is_shown_side_by_side():
     floats = Dataset.from_tensor_slices(np.zeros(10, ["float32", "int32"][me]))
     next(iter(from_function(floats.batch(2))))
     """
-    with start(DATA + _dedented(script)) as workers:
+    with start(DATA + dedent(script)) as workers:
         workers.expect_end(1, 1, within=LIMIT)
         for worker in workers:
             assert "float32" in worker.output and "int32" in worker.output
@@ -444,13 +457,9 @@ def test_an_error_in_the_data_of_one_worker_reaches_the_others():
     for batch in from_function(Dataset.range(100).map(check).batch(2)):
         sum_of(strategy.run(total, (batch,)))
     """
-    with start(DATA + _dedented(script)) as workers:
+    with start(DATA + dedent(script)) as workers:
         workers.expect_end(FAILED, 1, within=LIMIT)
         assert_named(workers, 1, "KeyError: 'bad record'")
-
-
-def _dedented(script: str) -> str:
-    return processes.textwrap.dedent(script)
 
 
 # Users who know better -----------------------------------------------------------------------
@@ -518,7 +527,7 @@ def test_an_error_that_one_worker_catches_ends_in_a_named_wait(engine: str):
         say("caught")
         time.sleep(1000)
     """
-    with start(script, MIRRAX_STEP_TIMEOUT="2") as workers:
+    with start(script, step_timeout=2) as workers:
         workers.expect_end(FAILED, FAILED, within=LIMIT)
         assert "caught" in workers[1].output
         assert_named(workers, 1, "has not come for 2 s", "in train.py:")
@@ -557,7 +566,7 @@ def test_a_forked_child_does_not_speak_for_its_worker():
         os._exit(5)
     train(100, compiled)
     """
-    with start(FORK + _dedented(script)) as workers:
+    with start(FORK + dedent(script)) as workers:
         workers.expect_end(FAILED, 5, within=LIMIT)
         assert "step 100" in workers[0].output
         assert_named(workers, 1, "its process is gone")
@@ -570,7 +579,7 @@ def test_a_killed_worker_is_noticed_at_once_though_its_child_lives():
         os._exit(0)
     train(10_000, compiled)
     """
-    with start(FORK + _dedented(script), MIRRAX_HEARTBEAT="60") as workers:
+    with start(FORK + dedent(script), heartbeat=60) as workers:
         workers.wait_for("step 10")
         workers[1].kill()
         assert workers[0].wait(8) in FAILED

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from helpers.scripts import run_script
 
 from mirrax._src.cluster import roster_server
 
@@ -464,3 +465,76 @@ def test_who_has_ended_is_not_waited_for(serve, ends_first):
         second.hear("stopping")
         second.send("bye", True)
     assert first.hear("stop_at") == 4
+
+
+# The workers are threads, with real connections; a step is a barrier, as a collective is.
+_TRIALS = """
+import asyncio, random, threading, time
+from helpers.scripts import run_script
+from mirrax._src.cluster import roster_server
+from mirrax._src.cluster.roster import Roster
+
+class Server(roster_server.Roster):
+    def start_service(self):
+        return 1
+
+async def serve(size):
+    names = [f"worker {k}" for k in range(size)]
+    server = Server(names, 30.0, "")
+    listening = await asyncio.start_server(server.serve, "127.0.0.1", 0)
+    return names, listening, listening.sockets[0].getsockname()
+
+def stopping_steps(seed):
+    random.seed(seed)
+    size = random.choice([2, 3, 5])
+    names, listening, address = asyncio.run_coroutine_threadsafe(serve(size), loop).result()
+    speeds = [random.choice([0, 1e-4, 1e-3]) for _ in range(size)]
+    requests = {(random.randrange(size), random.randrange(1, 20)) for _ in range(seed % 3 + 1)}
+    ended = random.randrange(size) if seed % 4 == 0 else None
+    end = random.randrange(1, 20)
+    step = threading.Barrier(size)
+    stopped = [None] * size
+
+    def work(k):
+        facts = {"addresses": names}
+        roster = Roster(address, k, names, facts, heartbeat=30, step_timeout=30)
+        roster.join(10)
+        for i in range(1, 1000):
+            if k == ended and i == end:
+                # The program of this worker ends here, and nobody takes steps with it any more.
+                roster.leave()
+                return step.abort()
+            try:
+                step.wait(10)
+            except threading.BrokenBarrierError:
+                if ended is None:
+                    raise
+            if (k, i) in requests or i == 500:
+                roster.request_stop("a test")
+            time.sleep(speeds[k] * random.random())
+            if roster.should_stop():
+                stopped[k] = i
+                return roster.leave()
+
+    threads = [threading.Thread(target=work, args=[k]) for k in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert not any(thread.is_alive() for thread in threads), f"trial {seed} hangs"
+    loop.call_soon_threadsafe(listening.close)
+    return [steps for k, steps in enumerate(stopped) if k != ended]
+
+loop = asyncio.new_event_loop()
+threading.Thread(target=loop.run_forever, daemon=True).start()
+for seed in range(60):
+    found = stopping_steps(seed)
+    assert len(set(found)) == 1 and found[0] is not None, f"trial {seed} stops at {found}"
+print("all stopped")
+"""
+
+
+@pytest.mark.slow
+def test_workers_of_any_speed_stop_at_the_same_step():
+    result = run_script(_TRIALS, timeout=90)
+    assert result.stdout == "all stopped\n", result.stderr

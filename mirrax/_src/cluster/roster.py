@@ -17,6 +17,7 @@ from mirrax._src.base import launches
 from mirrax._src.base.errors import UnavailableError, line_of_thread
 from mirrax._src.cluster.reporting import write_report
 from mirrax._src.cluster.roster_server import GREETING, describe_worker
+from mirrax._src.cluster.watching import Watch
 
 LOST_EXIT_CODE = 43
 _BEAT_SECONDS = 1.0
@@ -27,7 +28,6 @@ _CONNECT_SECONDS = 5.0
 # What a process may still do once another worker is lost: see the error, and end.
 _GRACE_SECONDS = 3.0
 _UNWINDING_SECONDS = 30.0
-_STALL_LINE_SECONDS = 30.0
 
 
 def say(text: str) -> None:
@@ -85,8 +85,7 @@ class Roster:
         self._problem = ""
         self._notes: dict[str, int] = {}
         self._ended: list[int] = []
-        self._behind: dict[int, tuple[int, float]] = {}
-        self._told = 0.0
+        self._others = Watch(worker, self.names)
         self._calls = 0
         self._stopping = False
         self._stop_at: int | None = None
@@ -315,67 +314,18 @@ class Roster:
 
     def _watch(self, statuses: Sequence[dict[str, Any]]) -> None:
         """Looks for workers that are behind this one, or do something else."""
-        now, mine = time.monotonic(), launches.last
-        for k, status in enumerate(statuses):
-            if k == self.worker or "launches" not in status:
-                continue  # this one, or one that has not said anything yet
-            count = status["launches"]
-            other = status["mark"] and mine.difference(status["mark"])
-            if other:
-                self._accuse(
-                    k,
-                    f"has run other programs than {self.names[self.worker]}: {other}. All "
-                    "workers have to take the same steps with the same shapes and dtypes.",
-                )
-            if count >= mine.count:
-                self._behind.pop(k, None)
-                if (
-                    count == mine.count
-                    and status["label"] != mine.label
-                    and status["is_busy"]
-                    and mine.is_busy()
-                    and now - mine.time > _LINE_SECONDS
-                ):
-                    self._accuse(
-                        k,
-                        f"runs another program: {status['label']} there, {mine.label} on "
-                        f"{self.names[self.worker]}. All workers have to take the same steps.",
-                    )
-                continue
-            if not mine.is_busy():  # nobody waits for anybody here
-                self._behind.pop(k, None)
-                continue
-            known = self._behind.get(k)
-            if known is None or known[0] != count:
-                self._behind[k] = (count, now)
-                continue
-            since = now - known[1]
-            if k in self._ended and since > _LINE_SECONDS:
-                self.accuse_ended()
-            elif since > self.step_timeout:
-                self._accuse(
-                    k,
-                    f"has not come for {since:.0f} s, while {self._others_at()}. Raise "
-                    "`step_timeout` if it has that much to do alone.",
-                )
-            elif since > _STALL_LINE_SECONDS and now - self._told > _STALL_LINE_SECONDS:
-                self._told = now
-                say(
-                    f"{self._me()} has waited {since:.0f} s for {self.names[k]}, which is at "
-                    f"{status['doing']}, step {status['step']}."
-                )
+        wrong, line = self._others.look(
+            statuses, self._ended, self.steps, self.step_timeout
+        )
+        for worker, text in wrong:
+            self._accuse(worker, text)
+        if line:
+            say(f"{self._me()} {line}")
 
     def accuse_ended(self) -> None:
         """Names a worker whose program is done, while this one needs it."""
-        for k in self._ended[:1]:
-            self._accuse(
-                k,
-                f"has ended its program, while {self._others_at()}. All workers have to take "
-                "the same steps: run, reduce, read metrics, save.",
-            )
-
-    def _others_at(self) -> str:
-        return f"{self.names[self.worker]} waits for it in {launches.last.label} (step {self.steps})"
+        for worker in self._ended[:1]:
+            self._accuse(*self._others.needs(worker, self.steps))
 
     def _accuse(self, worker: int, text: str) -> None:
         self._send("accuse", {"workers": [worker], "text": text})
