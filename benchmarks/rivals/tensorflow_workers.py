@@ -17,7 +17,6 @@ from stepping import RATE, Problem, Steps, Ways, Worker, answer
 
 def join(worker: Worker) -> Ways:
     os.environ["TF_CONFIG"] = worker.tf_config
-    tf.config.threading.set_intra_op_parallelism_threads(worker.threads)
     communication = tf.distribute.experimental.CommunicationImplementation.RING
     strategy = tf.distribute.MultiWorkerMirroredStrategy(
         communication_options=tf.distribute.experimental.CommunicationOptions(

@@ -17,6 +17,7 @@ from helpers.scripts import run_script
 from mirrax._src.cluster import roster_server
 
 _LIMIT_SECONDS = 20.0
+NO_PROGRAM = [0, 0, ""]
 
 
 class Member:
@@ -134,8 +135,7 @@ def serve() -> Iterator[Callable[..., Server]]:
 
 
 def agree(member: Member, name: str, value: Any, is_soft: bool = False) -> None:
-    mark = [0, 0, ""]
-    content = {"name": name, "value": value, "is_soft": is_soft, "mark": mark}
+    content = {"name": name, "value": value, "is_soft": is_soft, "mark": NO_PROGRAM}
     member.send("agree", content)
 
 
@@ -268,7 +268,7 @@ def test_strangers_are_sent_away_and_do_not_disturb(serve):
     assert second.hear("agreed")["values"] == [1, 2]
     assert not select.select([silent.socket], [], [], 0)[0]
     for member in (first, second):
-        member.send("bye", True)
+        member.send("bye", NO_PROGRAM)
         member.close()
     assert server.wait() == ""
 
@@ -287,7 +287,7 @@ def test_fifty_members_agree(serve):
         for member in members:
             assert member.hear("agreed")["values"] == expected
     for member in members:
-        member.send("bye", True)
+        member.send("bye", NO_PROGRAM)
         member.close()
     assert server.wait() == ""
 
@@ -314,7 +314,7 @@ def test_agreements_may_overlap_and_come_in_any_order(serve):
 
 def test_an_agreement_that_an_ended_worker_never_joins_fails_at_once(serve):
     first, second = serve(2).start()
-    second.send("bye", True)
+    second.send("bye", NO_PROGRAM)
     agree(first, "the next step", 1)
     failure = first.hear("failure")
     assert failure["workers"] == [1]
@@ -325,7 +325,7 @@ def test_an_agreement_that_an_ended_worker_never_joins_fails_at_once(serve):
 def test_what_was_agreed_ahead_of_time_fails_for_nobody(serve):
     first, second = serve(2).start()
     agree(first, "ahead", 1, is_soft=True)
-    second.send("bye", True)
+    second.send("bye", NO_PROGRAM)
     agreed = first.hear("agreed")
     assert agreed["name"] == "ahead" and agreed["values"] is None
     assert "worker 1 has ended" in agreed["why"]
@@ -406,7 +406,7 @@ def test_a_member_out_of_turn_leaves_no_traceback(serve, message):
     first, second = server.start()
     second.socket.sendall(json.dumps(message).encode() + b"\n")
     second.close()
-    first.send("bye", True)
+    first.send("bye", NO_PROGRAM)
     first.close()
     assert server.wait() == ""
 
@@ -414,11 +414,11 @@ def test_a_member_out_of_turn_leaves_no_traceback(serve, message):
 def test_a_worker_that_is_done_may_go(serve):
     server = serve(2)
     first, second = server.start()
-    first.send("bye", True)
+    first.send("bye", NO_PROGRAM)
     first.close()
     second.send("status", {})
     assert second.hear("status")["workers"][1] == {}
-    second.send("bye", True)
+    second.send("bye", NO_PROGRAM)
     second.close()
     assert server.wait() == ""
 
@@ -457,20 +457,19 @@ def test_two_who_ask_to_stop_are_one_stop(serve):
 def test_who_has_ended_is_not_waited_for(serve, ends_first):
     first, second = serve(2).start()
     if ends_first:
-        second.send("bye", True)
+        second.send("bye", NO_PROGRAM)
     first.send("stop", "preempted")
     first.hear("stopping")
     first.send("reached", 3)
     if not ends_first:
         second.hear("stopping")
-        second.send("bye", True)
+        second.send("bye", NO_PROGRAM)
     assert first.hear("stop_at") == 4
 
 
 # The workers are threads, with real connections; a step is a barrier, as a collective is.
 _TRIALS = """
 import asyncio, random, threading, time
-from helpers.scripts import run_script
 from mirrax._src.cluster import roster_server
 from mirrax._src.cluster.roster import Roster
 

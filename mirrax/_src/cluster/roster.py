@@ -113,7 +113,9 @@ class Roster:
                 say(f"{self._me()} waits for {self.names[0]}, {self._problem}.")
             time.sleep(0.1)
         for target in (self._listen, self._beat):
-            threading.Thread(target=target, name="mirrax-roster", daemon=True).start()
+            threading.Thread(
+                target=self._guarded, args=(target,), name="mirrax-roster", daemon=True
+            ).start()
         self._send("hello", {"worker": self.worker, "facts": self._own_facts})
         with self._changed:
             while not self._has_gone:
@@ -188,6 +190,15 @@ class Roster:
         except OSError:
             pass  # the listening thread sees it, too
 
+    def _guarded(self, body: Callable[[], None]) -> None:
+        """Runs a thread's body; without the thread this worker would be deaf or mute."""
+        try:
+            body()
+        except Exception as error:
+            say("".join(traceback.format_exception(error)))
+            text = f"{self._me()} has a fault in its own watch over workers: {error!r}."
+            self._fail(UnavailableError(text, (self.worker,)))
+
     def _listen(self) -> None:
         assert self._socket is not None
         try:
@@ -196,7 +207,7 @@ class Roster:
                     self._heard = time.monotonic()
                     ((kind, content),) = json.loads(line).items()
                     self._hear(kind, content)
-        except (OSError, ValueError):
+        except OSError:
             pass
         if not self._has_left and self.failure is None:
             text = f"{self._describe(0)} is gone, and with it the roster that it had started."
@@ -292,7 +303,7 @@ class Roster:
     def _die(self, where: str = "") -> None:
         assert self.failure is not None
         place = f" It was here:\n{where}" if where else ""
-        say(f"{self.failure}\n{self._me()} cannot go on without it and ends.{place}")
+        say(f"{self.failure}\n{self._me()} cannot go on and ends.{place}")
         write_report(self.failure, where=where)
         sys.stdout.flush()
         os._exit(LOST_EXIT_CODE)

@@ -410,7 +410,7 @@ def _install_hooks(cluster: Cluster) -> None:
             previous(kind, error, trace)
             return
         explanation = cluster.explanation_of(error)
-        if error.__cause__ is None:
+        if explanation is not None and error.__cause__ is None:
             error.__cause__ = explanation
         previous(kind, error, trace)
         if explanation is not None:
