@@ -1,7 +1,7 @@
 """Training steps of workers under TensorFlow's MultiWorkerMirroredStrategy.
 
 Run by `workers.py`, once for each worker, with an interpreter that has TensorFlow:
-`tensorflow_workers.py WORKER ADDRESSES FOLDER`. See `stepping.py`.
+`tensorflow_workers.py NAME WORKER ADDRESSES FOLDER`. See `stepping.py`.
 """
 
 # pyright: reportMissingImports=false, reportMissingModuleSource=false
@@ -15,15 +15,22 @@ import tensorflow as tf
 from stepping import RATE, Problem, Steps, Ways, Worker, answer
 
 
-def join(worker: Worker) -> Ways:
+def main() -> None:
+    name, *arguments = sys.argv[1:]
+    answer(lambda worker: join(worker, name), arguments)
+
+
+def join(worker: Worker, name: str) -> Ways:
     os.environ["TF_CONFIG"] = worker.tf_config
+    if name == "TensorFlow, few threads":
+        tf.config.threading.set_intra_op_parallelism_threads(worker.threads)
     communication = tf.distribute.experimental.CommunicationImplementation.RING
     strategy = tf.distribute.MultiWorkerMirroredStrategy(
         communication_options=tf.distribute.experimental.CommunicationOptions(
             implementation=communication
         )
     )
-    return {"TensorFlow": lambda model: make(worker.load(model), strategy)}
+    return {name: lambda model: make(worker.load(model), strategy)}
 
 
 def make(problem: Problem, strategy: tf.distribute.Strategy) -> Steps:
@@ -70,4 +77,4 @@ def cnn(variables: list[tf.Variable], x: tf.Tensor) -> tf.Tensor:
 
 
 if __name__ == "__main__":
-    answer(join, sys.argv[1:])
+    main()

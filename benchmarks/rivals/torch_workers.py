@@ -1,7 +1,7 @@
 """Training steps of workers under PyTorch's DistributedDataParallel over Gloo.
 
 Run by `workers.py`, once for each worker, with an interpreter that has PyTorch:
-`torch_workers.py WORKER ADDRESSES FOLDER`. See `stepping.py`.
+`torch_workers.py NAME WORKER ADDRESSES FOLDER`. See `stepping.py`.
 """
 
 # pyright: reportMissingImports=false, reportMissingModuleSource=false
@@ -16,7 +16,12 @@ from stepping import RATE, Problem, Steps, Ways, Worker, answer
 from torch import nn
 
 
-def join(worker: Worker) -> Ways:
+def main() -> None:
+    name, *arguments = sys.argv[1:]
+    answer(lambda worker: join(worker, name), arguments)
+
+
+def join(worker: Worker, name: str) -> Ways:
     torch.set_num_threads(worker.threads)
     dist.init_process_group(
         "gloo",
@@ -25,7 +30,7 @@ def join(worker: Worker) -> Ways:
         world_size=len(worker.addresses),
     )
     count = len(worker.addresses)
-    return {"PyTorch": lambda model: make(worker.load(model), count)}
+    return {name: lambda model: make(worker.load(model), count)}
 
 
 def make(problem: Problem, workers: int) -> Steps:
@@ -80,4 +85,4 @@ def with_values(
 
 
 if __name__ == "__main__":
-    answer(join, sys.argv[1:])
+    main()

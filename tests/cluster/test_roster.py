@@ -526,7 +526,7 @@ def stopping_steps(seed):
 
 loop = asyncio.new_event_loop()
 threading.Thread(target=loop.run_forever, daemon=True).start()
-for seed in range(60):
+for seed in range(100):
     found = stopping_steps(seed)
     assert len(set(found)) == 1 and found[0] is not None, f"trial {seed} stops at {found}"
 print("all stopped")

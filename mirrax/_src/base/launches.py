@@ -104,9 +104,9 @@ class Launches:
 
 
 def smallest(arrays: Sequence[Any]) -> int | None:
-    """The position of the array that needs the least memory."""
-    sizes = [array.size for array in arrays]
-    return sizes.index(min(sizes)) if sizes else None
+    """The position of the array that needs the least memory, and can be asked if it is ready."""
+    sizes = {i: a.size for i, a in enumerate(arrays) if hasattr(a, "is_ready")}
+    return min(sizes, key=sizes.__getitem__) if sizes else None
 
 
 last = Launches()

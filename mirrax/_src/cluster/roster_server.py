@@ -78,6 +78,7 @@ class Roster:
         self.marks: dict[str, dict[int, list[Any]]] = {}
         self.last_marks: dict[int, list[Any]] = {}
         self.stopping: dict[int, int] | None = None
+        self.stop_at: int | None = None
         self.is_done = asyncio.Event()
         self.service: Any = None
 
@@ -217,8 +218,10 @@ class Roster:
         """Tells the step to stop at: one that nobody has come to yet."""
         reached = self.stopping or {}
         ended = {k for k, m in self.members.items() if m.has_ended}
-        if reached and len(reached.keys() | ended) == len(self.addresses):
-            self.tell_all("stop_at", max(reached.values()) + 1)
+        is_open = reached and self.stop_at is None
+        if is_open and len(reached.keys() | ended) == len(self.addresses):
+            self.stop_at = max(reached.values()) + 1
+            self.tell_all("stop_at", self.stop_at)
 
     def collect(self, worker: int, name: str, value: Any, mark: list[Any]) -> None:
         if name in self.given_up:

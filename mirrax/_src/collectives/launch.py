@@ -10,6 +10,7 @@ import jax
 from jax.sharding import PartitionSpec
 
 from mirrax._src.base import launches
+from mirrax._src.base.jax_compat import Tracer
 from mirrax._src.base.logical import after_launch, launching
 from mirrax._src.base.mesh import ReplicaMesh
 from mirrax._src.base.values import Stacked
@@ -27,7 +28,9 @@ def launch(
     """
     scalars = tuple(piece.is_scalar and mesh.size > 1 for piece in pieces)
     arrays = [piece.array for piece in pieces]
-    label = describe_program(program, arrays) if mesh.is_shared else ""
+    # Inside a function that is being traced it is a part of that one's program.
+    is_own = mesh.is_shared and not any(isinstance(a, Tracer) for a in arrays)
+    label = describe_program(program, arrays) if is_own else ""
     with launching:
         compiled = _compiled(program, mesh, scalars)
         if label:

@@ -30,7 +30,7 @@ class PackLimits:
 
 
 # Over Gloo a message costs about a millisecond, however small; one of a MiB as much to copy.
-BETWEEN_WORKERS = PackLimits(1024 * 1024, 4 * 1024 * 1024, 512)
+BETWEEN_WORKERS = PackLimits(1024 * 1024, 4 * 1024 * 1024, MAX_PACK_ARRAYS)
 
 
 def plan_packs(arrays: Sequence[jax.Array], limits: PackLimits) -> list[list[int]]:
