@@ -34,7 +34,7 @@ types: install
 	$(BIN)/pyright
 
 test: lint types
-	$(BIN)/python -m pytest -n $(WORKERS) --ignore tests/interop
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --ignore tests/interop
 	$(MAKE) test-interop
 
 # An environment of its own: the libraries are large, and nothing else may need them.
@@ -48,7 +48,7 @@ test-interop: $(INTEROP)/.installed
 	$(INTEROP)/bin/python -m pytest -n $(WORKERS) tests/interop
 
 quick: install
-	$(BIN)/python -m pytest -n $(WORKERS) -m 'not slow' --ignore tests/interop
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m 'not slow' --ignore tests/interop
 
 bench: install
 	$(BIN)/python benchmarks/run.py

@@ -88,7 +88,8 @@ def _call(fn: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, Any]:
     """What `fn` returns, and how often this worker has met the others so far."""
     strategy = own_strategy()
     result = _call_on(strategy, fn, args)
-    import os, threading  # TEMPORARY
+    import os
+    import threading  # TEMPORARY
     if sum(t.name == "mirrax-roster" for t in threading.enumerate()) < 2:
         raise AssertionError("roster thread died:\n" + open(os.environ["MIRRAX_LOG"]).read())
     assert strategy.replica_mesh is not None

@@ -144,7 +144,7 @@ class ProgramOps(CrossDeviceOps):
     def reduce_in_program(self, array: jax.Array, mesh: ReplicaMesh) -> jax.Array:
         """The sum of all replicas' `array`, computed inside the replicas' program."""
         if uses_exchange(mesh, array.size * array.dtype.itemsize):
-            return reduce_by_exchange(array, mesh.size)
+            return reduce_by_exchange(array)
         return lax.psum(array, AXIS_NAME)
 
     # Equal algorithms share their compiled programs.
