@@ -112,11 +112,11 @@ class Roster:
                 next_line += _LINE_SECONDS
                 say(f"{self._me()} waits for {self.names[0]}, {self._problem}.")
             time.sleep(0.1)
+        self._send("hello", {"worker": self.worker, "facts": self._own_facts})
         for target in (self._listen, self._beat):
             threading.Thread(
                 target=self._guarded, args=(target,), name="mirrax-roster", daemon=True
             ).start()
-        self._send("hello", {"worker": self.worker, "facts": self._own_facts})
         with self._changed:
             while not self._has_gone:
                 self.check()
