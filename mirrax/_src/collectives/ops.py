@@ -136,9 +136,7 @@ class ProgramOps(CrossDeviceOps):
         """Which of `arrays` travel together."""
         if options.bytes_per_pack:
             size = options.bytes_per_pack
-            return PackLimits(
-                small_bytes=size, pack_bytes=size, pack_arrays=len(arrays)
-            )
+            return PackLimits(size, size, len(arrays), mesh.is_shared)
         return BETWEEN_WORKERS if mesh.is_shared else PackLimits()
 
     def reduce_in_program(self, array: jax.Array, mesh: ReplicaMesh) -> jax.Array:

@@ -22,15 +22,16 @@ MAX_PACK_ARRAYS = 64
 
 @dataclass(frozen=True)
 class PackLimits:
-    """Which arrays are packed, and how much goes into one pack."""
+    """Which arrays are packed, how much goes into one pack, and for which transport."""
 
     small_bytes: int = SMALL_BYTES
     pack_bytes: int = MAX_PACK_BYTES
     pack_arrays: int = MAX_PACK_ARRAYS
+    is_between_workers: bool = False
 
 
 # Over Gloo a message costs about a millisecond, however small; one of a MiB as much to copy.
-BETWEEN_WORKERS = PackLimits(1024 * 1024, 4 * 1024 * 1024, MAX_PACK_ARRAYS)
+BETWEEN_WORKERS = PackLimits(1024 * 1024, 4 * 1024 * 1024, MAX_PACK_ARRAYS, True)
 
 
 def plan_packs(arrays: Sequence[jax.Array], limits: PackLimits) -> list[list[int]]:
@@ -57,11 +58,12 @@ def plan_packs(arrays: Sequence[jax.Array], limits: PackLimits) -> list[list[int
     return packs
 
 
-def _joined(arrays: Sequence[jax.Array]) -> jax.Array:
-    """All elements in one array.
+def _written_into_one(arrays: Sequence[jax.Array]) -> jax.Array:
+    """All elements in one array, for packs that are large.
 
-    Not by `concatenate`, which XLA's CPU compiler splits over threads into loops that choose
-    the operand for each element: 60 ns each.
+    `concatenate` of so much is split over threads by XLA's CPU compiler, into loops that
+    choose the operand for each element: 60 ns each. For small packs it is as fast, and
+    compiles sooner.
     """
     flat = jnp.zeros(sum(a.size for a in arrays), arrays[0].dtype)
     offset = 0
@@ -86,7 +88,12 @@ def reduce_packed(
         if len(pack) == 1:
             results[pack[0]] = reduce(arrays[pack[0]])
             continue
-        flat = _joined([arrays[i] for i in pack])
+        parts = [arrays[i] for i in pack]
+        flat = (
+            _written_into_one(parts)
+            if limits.is_between_workers
+            else jnp.concatenate([part.reshape(-1) for part in parts])
+        )
         # Without the barriers XLA fuses the products that make the arrays into the
         # concatenation, and the concatenation into what uses the results.
         reduced = lax.optimization_barrier(reduce(lax.optimization_barrier(flat)))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -13,6 +14,7 @@ import numpy as np
 from mirrax._src.base.devices import device_name, resolve_devices
 from mirrax._src.base.jax_compat import backend_started
 from mirrax._src.base.mesh import ReplicaMesh
+from mirrax._src.base.reduce_op import ReduceOp
 from mirrax._src.base.values import PyTree, Stacked, copies_of, to_device
 from mirrax._src.cluster.resolver_tf_config import TFConfigClusterResolver
 from mirrax._src.cluster.resolvers import ClusterResolver, SimpleClusterResolver
@@ -191,6 +193,20 @@ class MultiWorkerMirroredStrategy(Strategy):
         with self._cluster.explaining():
             return super()._run(fn, args, kwargs)
 
+    def reduce(
+        self, reduce_op: ReduceOp | str, value: PyTree, axis: int | Sequence[int] | None
+    ) -> PyTree:
+        with self._explaining():
+            return super().reduce(reduce_op, value, axis)
+
+    def gather(self, value: PyTree, axis: int) -> PyTree:
+        with self._explaining():
+            return super().gather(value, axis)
+
+    def _explaining(self) -> contextlib.AbstractContextManager[None]:
+        """Says which worker is lost, where a call fails because of that."""
+        return self._cluster.explaining() if self._cluster else contextlib.nullcontext()
+
     def should_stop(self) -> bool:
         if self._cluster is None:
             return super().should_stop()
@@ -226,7 +242,7 @@ class MultiWorkerMirroredStrategy(Strategy):
             received = bytes.fromhex(found[0][1])
             return jnp.asarray(np.frombuffer(received, own.dtype).reshape(own.shape))
         # On another thread, because a program cannot be launched while one is traced.
-        with ThreadPoolExecutor(1) as thread:
+        with self._explaining(), ThreadPoolExecutor(1) as thread:
             return jnp.asarray(thread.submit(self._broadcast, own).result())
 
     def _broadcast(self, own: np.ndarray) -> np.ndarray:
