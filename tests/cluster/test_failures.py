@@ -133,6 +133,67 @@ def test_killed_ones_of_three(lost: list[int]):
                 assert found, workers.show()
 
 
+OUTPUTS = {
+    "closed": "os.close(1); os.close(2)",
+    "closed files": "sys.stdout.close(); sys.stderr.close()",
+    "a broken pipe": """
+        reader, writer = os.pipe()
+        os.dup2(writer, 1), os.dup2(writer, 2), os.close(writer), os.close(reader)
+        """,
+    "a pipe that nobody reads": """
+        reader, writer = os.pipe()
+        os.set_blocking(writer, False)
+        try:
+            while True:
+                os.write(writer, bytes(4096))
+        except BlockingIOError:
+            os.set_blocking(writer, True)
+        os.dup2(writer, 1), os.dup2(writer, 2)
+        """,
+}
+
+
+@pytest.mark.parametrize("output", OUTPUTS)
+def test_a_worker_that_cannot_print_ends_all_the_same(output: str):
+    with start(dedent(OUTPUTS[output]) + "\ntime.sleep(1000)") as workers:
+        workers.wait_for("step 5")
+        time.sleep(0.3)
+        workers[1].kill()
+        workers.expect_end(43, -signal.SIGKILL, within=LIMIT)
+
+
+def test_every_call_that_waits_for_a_lost_worker_says_so():
+    script = """
+    large = jnp.ones((300, 300))
+    caller = mx.function(lambda x: strategy.run(all_sum, (x,)))
+    calls = [
+        lambda: strategy.reduce("SUM", jnp.ones(3), axis=None),
+        lambda: strategy.gather(jnp.ones(3), axis=0),
+        lambda: caller(jnp.ones(3)),
+        lambda: strategy.run(lambda: all_sum(large @ large)),
+    ]
+    for call in calls:
+        jax.block_until_ready(strategy.experimental_local_results(call()))
+    say("ready")
+    time.sleep(1)
+    for call in calls:
+        try:
+            jax.block_until_ready(strategy.experimental_local_results(call()))
+        except mx.errors.UnavailableError as error:
+            say("lost", error.workers)
+    try:
+        with strategy.scope():
+            mx.Variable(large)
+    except mx.errors.UnavailableError as error:
+        say("lost", error.workers)
+    """
+    with start(script) as workers:
+        workers.wait_for("ready")
+        workers[1].kill()
+        workers.expect_end(0, -signal.SIGKILL, within=LIMIT)
+        assert workers[0].output.count("lost (1,)") == 5, workers.show()
+
+
 # Ended otherwise -----------------------------------------------------------------------------
 
 ENDS = {
@@ -465,6 +526,7 @@ def test_an_error_in_the_data_of_one_worker_reaches_the_others():
 # Users who know better -----------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_user_may_catch_the_error_and_clean_up():
     script = """
     try:
@@ -514,15 +576,16 @@ def test_an_error_while_cleaning_up_shows_both():
         assert_named(workers, 1, "ValueError: while cleaning up")
 
 
-@pytest.mark.parametrize("engine", ["all_sum", "compiled"])
-def test_an_error_that_one_worker_catches_ends_in_a_named_wait(engine: str):
+@pytest.mark.slow
+@pytest.mark.parametrize("fn", ["step", "mx.function(step)"])
+def test_an_error_that_one_worker_catches_ends_in_a_named_wait(fn: str):
     script = f"""
     def step(x):
         if me == 1:
             raise ValueError("bad model")
-        return {engine}(x) if "{engine}" == "all_sum" else all_sum(x * 2)
+        return all_sum(x)
     try:
-        train(1, step if "{engine}" == "all_sum" else mx.function(step))
+        train(1, {fn})
     except ValueError:
         say("caught")
         time.sleep(1000)
@@ -572,17 +635,18 @@ def test_a_forked_child_does_not_speak_for_its_worker():
         assert_named(workers, 1, "its process is gone")
 
 
+@pytest.mark.slow
 def test_a_killed_worker_is_noticed_at_once_though_its_child_lives():
     script = """
     if os.fork() == 0:
-        time.sleep(10)
+        time.sleep(8)
         os._exit(0)
     train(10_000, compiled)
     """
     with start(FORK + dedent(script), heartbeat=60) as workers:
         workers.wait_for("step 10")
         workers[1].kill()
-        assert workers[0].wait(8) in FAILED
+        assert workers[0].wait(7) in FAILED
         workers.expect_end(FAILED, -signal.SIGKILL, within=LIMIT)
 
 

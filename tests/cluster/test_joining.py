@@ -205,3 +205,24 @@ if me == 0:
         workers[0].kill()
         workers.expect_end(-9, 1, within=LIMIT)
         assert "Worker 0 ended while the others were joining." in workers[1].output
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_worker_that_is_killed_when_jax_connects_is_named(lost: int):
+    script = f"""
+from mirrax._src.cluster import runtime
+def never(*args):
+    say("connecting")
+    time.sleep(60)
+if me == {lost}:
+    runtime._connect_jax = never
+"""
+    with start(script + JOIN, workers=3) as workers:
+        workers[lost].wait_for("connecting")
+        workers[lost].kill()
+        codes = [-9 if k == lost else (1, 43) for k in range(3)]
+        workers.expect_end(*codes, within=LIMIT)
+        for worker in workers:
+            if worker.number != lost:
+                assert f"Worker {lost} (" in worker.output
+                assert "its process is gone" in worker.output

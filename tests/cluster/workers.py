@@ -16,6 +16,7 @@ import atexit
 import ctypes
 import functools
 import gc
+import importlib
 import json
 import os
 import select
@@ -255,7 +256,13 @@ class _Nursery:
         )
         self._rest = b""
         self._started: list[int] = []
-        atexit.register(self._process.kill)
+        atexit.register(self._close)
+
+    def _close(self) -> None:
+        """Its input ends, and with it all of its group."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(10)
 
     def start(self, job: dict[str, Any]) -> int:
         """The process id of a new worker."""
@@ -335,7 +342,7 @@ def _fork_on_demand() -> dict[str, Any]:
         if select.select([0], [], [], 0.005)[0]:
             chunk = os.read(0, 65_536)
             if not chunk:
-                os._exit(0)
+                os.killpg(0, signal.SIGKILL)
             *lines, rest = (rest + chunk).split(b"\n")
             for line in lines:
                 pid = os.fork()
@@ -382,12 +389,8 @@ def _move_to(namespace: str) -> None:
 
 
 if __name__ == "__main__":
-    import jax.numpy as jnp  # noqa: F401
-    import numpy as np  # noqa: F401
-    import optax  # noqa: F401
-
-    import mirrax  # noqa: F401
-
+    for _name in ("jax.numpy", "optax", "mirrax"):
+        importlib.import_module(_name)
     gc.collect()
     gc.freeze()  # so that children do not copy it all when they end
     if sys.platform == "linux":

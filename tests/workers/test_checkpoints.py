@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 from pathlib import Path
@@ -183,7 +184,7 @@ def restore_everything(strategy, path):
 
 def assert_restored(saved, restored):
     _, rows, values, next_rows, w = saved
-    assert sorted(sum(rows, next_rows)) == list(range(48))
+    assert sorted([*itertools.chain(*rows), *next_rows]) == list(range(48))
     for key, value in values.items():
         np.testing.assert_array_equal(restored[0][key], value, key)
     assert restored[1] == next_rows
@@ -327,7 +328,11 @@ def test_a_manager_keeps_the_newest_on_all_workers(
             [os.path.basename(path) for path in manager.checkpoints],
             [
                 path and os.path.basename(path)
-                for path in (restored, manager.latest_checkpoint, latest_checkpoint(tmp_path))
+                for path in (
+                    restored,
+                    manager.latest_checkpoint,
+                    latest_checkpoint(tmp_path),
+                )
             ],
         )
 
@@ -430,7 +435,9 @@ def test_a_signal_to_one_worker_stops_all_at_one_step(
         logs = tmp_path / f"logs {signal_at}"
         logs.mkdir()
         codes = {}
-        with LocalCluster([*command, str(steps), str(signal_at)], 2, logs, 1) as cluster:
+        with LocalCluster(
+            [*command, str(steps), str(signal_at)], 2, logs, 1
+        ) as cluster:
             while cluster.running:
                 ends = cluster.wait(timeout_seconds=60)
                 assert ends, "it hangs"

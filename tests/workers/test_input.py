@@ -311,6 +311,27 @@ def test_a_dataset_for_each_replica(two_by_two: Pool) -> None:
     assert second == [[[20, 21], [30, 31]], [[22, 23], [32, 33]], [[], [34]]]
 
 
+def test_shapes_in_turn_of_unknown_number(two_by_one: Pool) -> None:
+    """What the reading thread agrees on meets steps that change their program each time."""
+
+    def count(strategy):
+        def batches():
+            return (np.ones(2 + i % 2, "float32") for i in range(1000))
+
+        spec = mx.TensorSpec((None,), "float32")
+        dataset = strategy.distribute_datasets_from_function(
+            lambda ctx: Dataset.from_generator(batches, output_signature=spec)
+        )
+        fn = mx.function(lambda x: all_sum(jnp.sum(x)))
+        total = strategy.replicate(jnp.float32(0))
+        add = mx.function(lambda a, b: a + b)
+        for x in dataset:
+            total = strategy.run(add, (total, strategy.run(fn, (x,))))
+        return total
+
+    assert float(two_by_one.run_alike(count).parts[0]) == 2 * 1000 * 2.5
+
+
 # The last batch -------------------------------------------------------------------------
 
 
@@ -327,7 +348,9 @@ def test_the_last_batch_dropped_or_filled_up(two_by_two: Pool, kind: str) -> Non
             def own(context):
                 k = context.input_pipeline_id
                 data = Dataset.range(1, 6 + 4 * k)
-                return (data.filter(lambda x: True) if kind == "unknown" else data).batch(2)
+                return (
+                    data.filter(lambda x: True) if kind == "unknown" else data
+                ).batch(2)
 
             return strategy.distribute_datasets_from_function(own, options)
 
@@ -397,7 +420,9 @@ def test_several_iterators_in_any_order(two_by_two: Pool) -> None:
         iterators = {
             "a": iter(unknown(0, 4)),
             "b": iter(unknown(100, 2)),
-            "c": iter(strategy.experimental_distribute_dataset(Dataset.range(8).batch(4))),
+            "c": iter(
+                strategy.experimental_distribute_dataset(Dataset.range(8).batch(4))
+            ),
         }
         found = {name: [] for name in iterators}
         for name in "abcabcbaac":
@@ -610,9 +635,7 @@ def test_a_position_holds_for_other_numbers_of_workers(
 
     found = two_by_one.run(begin)
     states = [state for _, state in found]
-    before = [
-        row for s in range(2) for row in of_all([steps for steps, _ in found], s)
-    ]
+    before = [row for s in range(2) for row in of_all([steps for steps, _ in found], s)]
     rests = [three_by_one.run(go_on, states[0]), two_by_one.run(go_on, states[1])]
     alone = mx.MirroredStrategy(["CPU:0", "CPU:1", "CPU:2", "CPU:3"])
     rests.append([go_on(alone, states[0])])
@@ -629,14 +652,18 @@ def test_a_position_in_data_of_ones_own_is_that_of_one_worker(
 ) -> None:
     def begin(strategy):
         iterator = iter(
-            strategy.distribute_datasets_from_function(lambda c: Dataset.range(9).batch(2))
+            strategy.distribute_datasets_from_function(
+                lambda c: Dataset.range(9).batch(2)
+            )
         )
         next(iterator)
         return iterator.get_state()
 
     def restore(strategy, states):
         iterator = iter(
-            strategy.distribute_datasets_from_function(lambda c: Dataset.range(9).batch(2))
+            strategy.distribute_datasets_from_function(
+                lambda c: Dataset.range(9).batch(2)
+            )
         )
         return error_of(lambda: iterator.set_state(states[1 - worker_of(strategy)]))
 
@@ -652,7 +679,9 @@ def test_a_position_in_data_of_ones_own_is_that_of_one_worker(
 def test_no_agreement_in_each_step_where_lengths_are_known(two_by_two: Pool) -> None:
     def count(strategy):
         known = {
-            "dealt": strategy.experimental_distribute_dataset(Dataset.range(48).batch(8)),
+            "dealt": strategy.experimental_distribute_dataset(
+                Dataset.range(48).batch(8)
+            ),
             "endless": strategy.experimental_distribute_dataset(
                 Dataset.range(8).repeat().batch(8)
             ),

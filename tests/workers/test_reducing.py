@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -45,7 +47,7 @@ def test_reduce_of_every_dtype(two_by_two: Pool, dtype: str) -> None:
     def reduced(strategy):
         x = per_replica(strategy, *parts)
         ops = ["SUM", "MEAN"]
-        along = {
+        along: dict[Any, Any] = {
             (op, axis): strategy.reduce(op, x, axis=axis)
             for op in ops
             for axis in (0, -1, (0, 1))
@@ -225,8 +227,9 @@ def test_all_reduce_of_a_structure(two_by_two: Pool, engine: str) -> None:
             }
             return ctx.all_reduce("SUM", tree), ctx.all_reduce("MEAN", tree)
 
-        x, y = per_replica(strategy, 1.0, 2.0, 3.0, 4.0), per_replica(
-            strategy, *numbers(4, (2, 2), "int32")
+        x, y = (
+            per_replica(strategy, 1.0, 2.0, 3.0, 4.0),
+            per_replica(strategy, *numbers(4, (2, 2), "int32")),
         )
         return run(strategy, replica_fn, x, y, engine=engine)
 
@@ -333,7 +336,9 @@ def test_sparse_values(two_by_two: Pool, engine: str) -> None:
                 reduced = strategy.reduce(op, out, axis=None)
                 found.append((reduced.to_dense(), reduced.indices))
             out = run(strategy, together, rows, engine=engine)
-            found.append([s.to_dense() for s in strategy.experimental_local_results(out)][0])
+            found.append(
+                [s.to_dense() for s in strategy.experimental_local_results(out)][0]
+            )
         return found
 
     two_by_two.assert_as_one(reduced)

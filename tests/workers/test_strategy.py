@@ -55,7 +55,9 @@ def test_values_are_made_for_the_replicas_of_the_worker(two_by_two: Pool) -> Non
         seen = []
 
         def value_fn(context):
-            seen.append((context.replica_id_in_sync_group, context.num_replicas_in_sync))
+            seen.append(
+                (context.replica_id_in_sync_group, context.num_replicas_in_sync)
+            )
             return {"x": jnp.full(2, context.replica_id_in_sync_group)}
 
         value = strategy.experimental_distribute_values_from_function(value_fn)

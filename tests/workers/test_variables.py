@@ -285,7 +285,9 @@ def test_in_turn_from_all_contexts(two_by_two: Pool, engine: str) -> None:
 
 
 @both_engines
-def test_the_first_replica_is_that_of_the_first_worker(two_by_two: Pool, engine) -> None:
+def test_the_first_replica(two_by_two: Pool, engine) -> None:
+    """Of all that assign; but a read does not communicate, as in TensorFlow."""
+
     def assign(strategy):
         written = variable(strategy, "ON_WRITE", "ONLY_FIRST_REPLICA", shape=())
         read = variable(strategy, "ON_READ", "ONLY_FIRST_REPLICA", shape=())
@@ -298,7 +300,10 @@ def test_the_first_replica_is_that_of_the_first_worker(two_by_two: Pool, engine)
         return written.numpy(), read.numpy(), mx.function(lambda: read + 1.0)()
 
     found = two_by_two.run(assign)
-    assert [[float(x) for x in own] for own in found] == [[10.0, 10.0, 11.0]] * 2
+    assert [[float(x) for x in own] for own in found] == [
+        [10.0, 10.0, 11.0],
+        [10.0, 12.0, 13.0],
+    ]
 
 
 @both_engines

@@ -64,7 +64,9 @@ def rows() -> tuple[np.ndarray, np.ndarray]:
 
 def dataset(seed: int | None = 3) -> mx.data.Dataset:
     """Batches in a new order in every pass, the last one smaller."""
-    return mx.data.Dataset.from_tensor_slices(rows()).shuffle(ROWS, seed=seed).batch(BATCH)
+    return (
+        mx.data.Dataset.from_tensor_slices(rows()).shuffle(ROWS, seed=seed).batch(BATCH)
+    )
 
 
 def train_alone(model: str, name: str, steps: int = STEPS) -> Any:
@@ -112,7 +114,9 @@ def train(
         return loss
 
     step, losses = compile_if(engine, replica_fn), []
-    distributed = strategy.experimental_distribute_dataset(dataset().repeat().take(steps))
+    distributed = strategy.experimental_distribute_dataset(
+        dataset().repeat().take(steps)
+    )
     for x, y in distributed:
         share = strategy.run(step, (x, y))
         losses.append(float(strategy.reduce("SUM", share, axis=None)))

@@ -6,7 +6,8 @@ python tests/conformance/workers/record.py --missing  # only what has no answer 
 python tests/conformance/workers/record.py --only reducing
 
 TensorFlow takes one CPU a worker. For clusters of several replicas a worker only its list
-of devices is changed.
+of devices is changed. A worker that does not answer in time has the answer
+`{"error": "hangs"}`, which only a scenario that says where mirrax differs should have.
 """
 
 import argparse

@@ -2,10 +2,12 @@
 
 from . import scenario
 
-TRAINING = ("two", "three", "two_by_two", "one", "none", "chief", "chief_only")
-ALL = (*TRAINING, "with_evaluator")
+TRAINING = (
+    *("two", "three", "two_by_two", "one", "none"),
+    *("chief", "chief_only", "with_evaluator"),
+)
 ASIDE = ("evaluator", "ps")
-EVALUATOR = {
+CHIEF = {
     "replicas": 1,
     "should_checkpoint": True,
     "should_save_summary": True,
@@ -19,7 +21,7 @@ def job_sizes(spec):
     return {job: len(tasks) for job, tasks in spec.as_dict().items()}
 
 
-@scenario("8.1", "8.3", "12.2", clusters=ALL + ASIDE)
+@scenario("8.1", "8.3", "12.2", clusters=TRAINING + ASIDE)
 def resolver(api):
     found = api.multi_worker().cluster_resolver
     return {
@@ -31,12 +33,26 @@ def resolver(api):
     }
 
 
-@scenario("8.1", clusters=ALL + ASIDE)
+@scenario("8.1", clusters=TRAINING + ASIDE)
 @scenario(
     "8.1",
     clusters=("unlisted_evaluator",),
     differs="an evaluator need not be in the cluster, which does not need it",
-    expect=[EVALUATOR],
+    expect=[CHIEF],
+)
+@scenario(
+    "8.1",
+    clusters=("with_ps",),
+    differs="nobody waits for a parameter server, which takes no part",
+    expect=[
+        {**CHIEF, "replicas": 2},
+        {
+            **CHIEF,
+            "replicas": 2,
+            "should_checkpoint": False,
+            "should_save_summary": False,
+        },
+    ],
 )
 def roles(api):
     strategy = api.multi_worker()
@@ -51,7 +67,7 @@ def roles(api):
     }
 
 
-@scenario("8.1", clusters=ALL)
+@scenario("8.1", clusters=TRAINING)
 def devices(api):
     extended = api.multi_worker().extended
     return {

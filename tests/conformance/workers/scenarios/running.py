@@ -95,6 +95,21 @@ def results_of_other_kinds(api):
     ]
 
 
+@scenario(
+    "12.4",
+    clusters=("two", "two_by_two"),
+    differs="an array that all replicas of a worker return may differ from the others'",
+    expect=[[False, True]] * 2,
+)
+def object_that_all_replicas_of_a_worker_return(api):
+    strategy = api.multi_worker()
+    shared, thing = api.array([1.0, 2.0]), object()
+    return [
+        strategy.run(lambda: shared) is shared,
+        strategy.run(lambda: thing) is thing,
+    ]
+
+
 @scenario("5.1")
 def keyword_arguments_and_plain_values(api, engine):
     strategy = api.multi_worker()
