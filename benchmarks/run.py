@@ -28,11 +28,13 @@ SCRIPTS = (
     "input",
     "optimizer",
     "checkpoints",
+    "workers",
 )
 RIVALS = {
     "steps": ("tensorflow", "torch"),
     "input": ("tensorflow", "torch", "grain"),
     "checkpoints": ("tensorflow",),
+    "workers": ("tensorflow", "torch"),
 }
 
 
