@@ -20,6 +20,7 @@ class Launches:
         count: How many have been started.
         label: What the last one is.
         time: When it was started.
+        mark: What all were that have been started, to compare with another worker's.
     """
 
     def __init__(self) -> None:
@@ -27,34 +28,29 @@ class Launches:
         self.label = ""
         self.time = 0.0
         self._result: Any = None
-        self._checksum = 0
-        self._before: tuple[int, str] = (0, "")
+        # Replaced as a whole, when a program has really been started: others' threads read it.
+        self.mark: Mark = [0, 0, ""]
         self.marks: dict[int, Mark] = {}
         self.last_mark: Mark | None = None
 
-    @property
-    def mark(self) -> Mark:
-        """What all programs were so far, to compare with another worker's."""
-        return [self.count, self._checksum, self.label]
-
     def begin(self, label: str) -> None:
         """Notes that a program is being started."""
-        self._before = self._checksum, self.label
         self.count += 1
         self.label = label
-        self._checksum = zlib.crc32(label.encode(), self._checksum)
         self.time = time.monotonic()
         self._result = True
 
     def undo(self) -> None:
         """Notes that it was not started after all."""
         self.count -= 1
-        self._checksum, self.label = self._before
+        self.label = self.mark[2]
         self._result = None
 
     def end(self, result: Any) -> None:
         """Notes one array of what it will give; a small one, since it is kept."""
         self._result = result
+        checksum = zlib.crc32(self.label.encode(), self.mark[1])
+        self.mark = [self.count, checksum, self.label]
         if self.count % _BETWEEN_MARKS == 0 or self.count < _BETWEEN_MARKS:
             self.marks[self.count] = self.last_mark = self.mark
             if len(self.marks) > _MOST_MARKS:

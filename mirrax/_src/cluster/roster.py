@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -23,6 +24,7 @@ LOST_EXIT_CODE = 43
 _BEAT_SECONDS = 1.0
 _LOOK_SECONDS = 0.2
 _SOON_SECONDS = 0.02
+_LAST_WORDS_SECONDS = 2.0
 _LINE_SECONDS = 10.0
 _CONNECT_SECONDS = 5.0
 # What a process may still do once another worker is lost: see the error, and end.
@@ -32,7 +34,8 @@ _UNWINDING_SECONDS = 30.0
 
 def say(text: str) -> None:
     """A line for whoever watches the worker."""
-    print(f"mirrax: {text}", file=sys.stderr, flush=True)
+    with contextlib.suppress(OSError, ValueError):  # closed, or nobody reads any more
+        print(f"mirrax: {text}", file=sys.stderr, flush=True)
 
 
 @dataclass
@@ -302,10 +305,12 @@ class Roster:
 
     def _die(self, where: str = "") -> None:
         assert self.failure is not None
+        _exit_soon(LOST_EXIT_CODE)
         place = f" It was here:\n{where}" if where else ""
         say(f"{self.failure}\n{self._me()} cannot go on and ends.{place}")
         write_report(self.failure, where=where)
-        sys.stdout.flush()
+        with contextlib.suppress(OSError, ValueError):
+            sys.stdout.flush()
         os._exit(LOST_EXIT_CODE)
 
     def check(self) -> None:
@@ -448,6 +453,7 @@ class Roster:
 
     def _end_failed(self) -> None:
         time.sleep(_UNWINDING_SECONDS)
+        _exit_soon(1)
         alive = [t.name for t in threading.enumerate() if not t.daemon]
         say(
             f"{self._me()} has failed, but is kept by the thread(s) {', '.join(alive)}."
@@ -483,6 +489,13 @@ class Roster:
         self._has_left = True
         if self._socket is not None:
             self._socket.close()
+
+
+def _exit_soon(code: int) -> None:
+    """Ends the process also if the last words cannot be written: a pipe may be full."""
+    timer = threading.Timer(_LAST_WORDS_SECONDS, os._exit, (code,))
+    timer.daemon = True
+    timer.start()
 
 
 def _show_address(address: tuple[str, int]) -> str:

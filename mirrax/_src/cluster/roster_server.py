@@ -372,7 +372,8 @@ def describe_worker(
         parts.append(f"in {status['doing']}")
     if facts.get("log"):
         parts.append(f"its log is {facts['log']}")
-    return f"Worker {worker} ({', '.join(parts)})"
+    name = facts.get("name") or f"worker {worker}"
+    return f"{name.capitalize()} ({', '.join(parts)})"
 
 
 async def main() -> None:

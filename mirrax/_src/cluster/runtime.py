@@ -231,7 +231,7 @@ def join_cluster(
         UnavailableError: If workers are missing.
     """
     global _current
-    facts = {"addresses": list(addresses), **_own_facts()}
+    facts = {"addresses": list(addresses), "name": names[worker], **_own_facts()}
     if _current is not None:
         if [list(addresses), worker] != _joined_as:
             raise RuntimeError(
