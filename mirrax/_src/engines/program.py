@@ -109,9 +109,13 @@ class Program:
 
     def _launch_watched(self, *inputs: Any) -> tuple[list[jax.Array], list[jax.Array]]:
         """A launch that other workers take part in."""
+        assert self._staged.mesh is not None
+        cluster = self._staged.mesh.cluster
+        cluster.check()
         launches.last.begin(self._label)
         try:
-            written, results = self._launch(*inputs)
+            with cluster.explaining():
+                written, results = self._launch(*inputs)
         except BaseException:
             launches.last.undo()
             raise
