@@ -226,3 +226,23 @@ if me == {lost}:
             if worker.number != lost:
                 assert f"Worker {lost} (" in worker.output
                 assert "its process is gone" in worker.output
+
+
+def test_with_a_chief_messages_call_workers_as_the_cluster_does():
+    script = """
+import json
+workers = json.loads(os.environ["TF_CONFIG"])["cluster"]["worker"]
+task = {"type": "worker", "index": me - 1} if me else {"type": "chief", "index": 0}
+cluster = {"chief": workers[:1], "worker": workers[1:]}
+os.environ["TF_CONFIG"] = json.dumps({"cluster": cluster, "task": task})
+"""
+    sleep = "\ntime.sleep(60)"
+    with start(script + JOIN + sleep, workers=3, missing=[2]) as workers:
+        workers.wait_for("waits for worker 1.")
+        workers.add(2, script + JOIN + sleep)
+        workers.wait_for("joined 3")
+        workers[1].kill()
+        workers.expect_end(43, -9, 43, within=LIMIT)
+        for worker in (workers[0], workers[2]):
+            assert f"Worker 0 ({workers.addresses[1]}" in worker.output
+        assert "mirrax: chief 0 (this process" in workers[0].output

@@ -488,7 +488,9 @@ class Roster:
         """In a process that was forked: the connection is the parent's."""
         self._has_left = True
         if self._socket is not None:
-            os.close(self._socket.detach())  # `close` would wait for the listener's file
+            os.close(
+                self._socket.detach()
+            )  # `close` would wait for the listener's file
 
 
 def _exit_soon(code: int) -> None:

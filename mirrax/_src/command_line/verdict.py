@@ -73,7 +73,7 @@ class Case:
         """Whether nobody else is to blame."""
         if self.is_consequence or self.end.returncode == 0:
             return False
-        return self.report is not None or not self.was_killed or self.was_stopped
+        return self.report is not None or not self.was_killed
 
     @property
     def code(self) -> int:
@@ -196,6 +196,10 @@ def judge(cases: list[Case]) -> Verdict:
         blamed = tuple(sorted(case.worker for case in own))
         return Verdict(tuple(cases), own[0], blamed, own[0].code)
     others = sorted((c for c in cases if c.is_consequence), key=lambda c: c.time)
+    stopped = [case for case in cases if case.was_stopped]
+    if not others and stopped:  # the launcher has noticed it first
+        numbers = tuple(case.worker for case in stopped)
+        return Verdict(tuple(cases), stopped[0], numbers, stopped[0].code)
     if not others:
         return Verdict(tuple(cases), None, (), 0)
     lost = {n for c in others if c.report for n in c.report["lost"]}
