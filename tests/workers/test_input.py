@@ -648,7 +648,7 @@ def test_a_position_holds_for_other_numbers_of_workers(
 
 
 def test_a_position_in_data_of_ones_own_is_that_of_one_worker(
-    two_by_two: Pool, two_by_one: Pool
+    two_by_one: Pool,
 ) -> None:
     def begin(strategy):
         iterator = iter(
