@@ -113,7 +113,7 @@ PLACES = {
 def test_a_killed_worker_ends_the_others_who_name_it(place: str, lost: int):
     with start(PLACES[place].replace("{lost}", str(lost))) as workers:
         workers.wait_for("step 5")
-        time.sleep(0.3)
+        time.sleep(1)  # its steps have been reported
         workers[lost].kill()
         workers.expect_end(*in_order(lost, -signal.SIGKILL), within=LIMIT)
         assert_named(workers, lost, "its process is gone", "last at step")
@@ -289,7 +289,7 @@ def test_the_server_killed_ends_all():
 @pytest.mark.parametrize("lost", [0, 1])
 def test_a_stopped_worker_is_lost_after_the_heartbeat(lost: int):
     with start("train(10_000, compiled)") as workers:
-        workers.wait_for("step 5")
+        workers.wait_for("step 100")  # a second at least: its steps have been reported
         workers[lost].send(signal.SIGSTOP)
         begin = time.monotonic()
         assert workers[1 - lost].wait(LIMIT) in FAILED

@@ -380,7 +380,7 @@ def test_arguments_that_make_no_sense(tmp_path):
     checkpoint = Checkpoint(v=mx.Variable(1.0))
     with pytest.raises(ValueError, match="`checkpoint_dir` is needed"):
         PreemptionCheckpointHandler(None, checkpoint)
-    with pytest.raises(ValueError, match="`cluster_resolver` must be None"):
+    with pytest.raises(TypeError, match="`cluster_resolver` must be that of the"):
         PreemptionCheckpointHandler(object(), checkpoint, tmp_path)
     config = TerminationConfig()
     assert config.exit_fn is config.save_fn is config.grace_period is None
