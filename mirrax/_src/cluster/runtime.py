@@ -123,15 +123,15 @@ class Cluster:
         """Raises UnavailableError if a worker is lost."""
         self._roster.check()
 
-    def note_step(self) -> None:
-        """Counts a step, for messages of others that have to name this worker's last one.
+    def note_steps(self, count: int) -> None:
+        """Counts steps, for messages of others that have to name this worker's last one.
 
         Raises:
             UnavailableError: If a worker is lost.
         """
         if self._roster.failure is not None:
             self._roster.check()
-        self._roster.steps += 1
+        self._roster.steps += count
 
     @contextlib.contextmanager
     def explaining(self) -> Iterator[None]:

@@ -31,8 +31,10 @@ from mirrax._src.engines.signature import (
     sort_arguments,
 )
 from mirrax._src.engines.staging import run_in_trace, stage_call, stage_run
+from mirrax._src.engines.steps import split_up, stage_steps
 from mirrax._src.engines.uneven import run_uneven
 from mirrax._src.state.frame import RunEagerly
+from mirrax._src.state.variable import Variable
 
 _WARN_AFTER = 5
 
@@ -121,7 +123,8 @@ class Function:
         self._last: dict[Any, Program] = {}
         self._last_key: dict[Any, Any] = {}
         self._traces: Counter[Any] = Counter()
-        self._inner: dict[Any, Function] = {}
+        self.inner = FunctionCache()
+        self._split: dict[Variable, None] = {}  # what loops want in parts
         self.cuts: dict[Any, list[Any]] = {}  # for uneven batches
 
     def _check_names(self) -> None:
@@ -207,26 +210,31 @@ class Function:
         except RunEagerly:
             return run_eagerly(strategy, fn, args, kwargs)
 
-    def inner_function(
-        self, fn: Callable[..., Any]
-    ) -> tuple[Function, tuple[Any, ...]]:
-        """The compiled form of a function that host code passes to `run`, and its arrays.
+    def call_for_each(
+        self, common: tuple[Any, ...], elements: Sequence[PyTree], keep_all: bool
+    ) -> PyTree:
+        """What `fn(common, element)` gives for `elements` in turn, all in one program.
 
-        A replica function that is defined inside the loop is a new object every time; it
-        is recognised by its code and what it closes over.
+        Args:
+            common: What all calls are given.
+            elements: What each call is given of its own.
+            keep_all: Whether to give the results of all calls, stacked; else the last ones.
+
+        Raises:
+            UnlikeSteps, UnevenError, RunEagerly: If no one program can do it.
         """
-        lifted = lift(fn, exactly=False)
-        if lifted is None:
-            return self._inner.setdefault(fn, Function(fn)), ()
-        if lifted.key not in self._inner:
-            rebuild = lifted.rebuild
+        here = context.current()
+        args = (common, *elements)
+        mesh = mesh_of_arguments(args, {}) or here.strategy.replica_mesh
+        split_up(self._split)
 
-            def call(closed_over: tuple[Any, ...], *args: Any, **kwargs: Any) -> PyTree:
-                return rebuild(closed_over)(*args, **kwargs)
+        def stage(signature: Signature, arrays: list[Any]) -> Staged:
+            staged = stage_steps(self.fn, signature, arrays, mesh, keep_all)
+            split = [v for v, k in staged.writes.items() if isinstance(k, Split)]
+            self._split.update(dict.fromkeys(split))
+            return staged
 
-            call.__name__ = getattr(fn, "__name__", "call")
-            self._inner[lifted.key] = Function(call)
-        return self._inner[lifted.key], (lifted.arrays,)
+        return self._execute(mesh, args, {}, stage, (here.strategy, mesh, keep_all))
 
     def _call_on_host(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> PyTree:
         with context.changed(compile_runs=self):
@@ -341,6 +349,32 @@ class Function:
         )
 
 
+class FunctionCache:
+    """The compiled forms of functions that host code passes on, again and again.
+
+    A function that is defined inside a loop is a new object every time; it is recognised by
+    its code and what it closes over.
+    """
+
+    def __init__(self) -> None:
+        self._functions: dict[Any, Function] = {}
+
+    def compiled(self, fn: Callable[..., Any]) -> tuple[Function, tuple[Any, ...]]:
+        """The compiled form of `fn`, and the arrays to give it before the arguments."""
+        lifted = lift(fn, exactly=False)
+        if lifted is None:
+            return self._functions.setdefault(fn, Function(fn)), ()
+        if lifted.key not in self._functions:
+            rebuild = lifted.rebuild
+
+            def call(closed_over: tuple[Any, ...], *args: Any, **kwargs: Any) -> PyTree:
+                return rebuild(closed_over)(*args, **kwargs)
+
+            call.__name__ = getattr(fn, "__name__", "call")
+            self._functions[lifted.key] = Function(call)
+        return self._functions[lifted.key], (lifted.arrays,)
+
+
 def _shape(array: Any) -> Any:
     aval = jax.typeof(array)
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
@@ -416,7 +450,7 @@ def run_replicas(
         return run_in_trace(strategy, fn, args, kwargs)
     found = as_function(fn, args, kwargs)
     if found is None and here.compile_runs:
-        compiled, first = here.compile_runs.inner_function(fn)
+        compiled, first = here.compile_runs.inner.compiled(fn)
         found = compiled, (*first, *args), kwargs
     if found is None:
         return run_eagerly(strategy, fn, args, kwargs)

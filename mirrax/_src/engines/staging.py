@@ -87,11 +87,11 @@ def stage_run(
         apply=lambda values, arrays: traced.bind(
             values, arrays[: len(avals)], _filled(consts, arrays[len(avals) :])
         ),
-        consts=_spanning(consts),
+        consts=spanning(consts),
         result=traced.result,
         mesh=mesh,
         moves_arguments=False,
-        forwarded=_forwarded(
+        forwarded=forwarded(
             traced.closed.jaxpr, traced.reads, traced.writes, traced.num_results
         ),
     )
@@ -177,7 +177,7 @@ class _Code:
 
 
 @dataclass(frozen=True)
-class _CallTrace:
+class CallTrace:
     """A traced call: its program takes the variables it reads, then the arguments."""
 
     code: _Code
@@ -200,18 +200,18 @@ def stage_call(
     With `is_local` the variables are one replica's own copies: a part of an eager replica.
     """
     traced = until_no_new_variables(
-        lambda: _trace_call(fn, signature, arrays, mesh, is_local), fn
+        lambda: trace_call(fn, signature, arrays, mesh, is_local=is_local), fn
     )
     return Staged(
         signature=signature,
         reads=traced.reads,
         writes=traced.writes,
-        apply=_on_every_worker(traced),
-        consts=_spanning(traced.code.closed.consts),
+        apply=on_every_worker(traced.code.apply, traced.code.out_kinds, traced.mesh),
+        consts=spanning(traced.code.closed.consts),
         result=traced.code.result,
         mesh=traced.mesh,
         moves_arguments=traced.mesh is not None and traced.mesh != mesh,
-        forwarded=_forwarded(
+        forwarded=forwarded(
             traced.code.closed.jaxpr,
             traced.reads,
             traced.writes,
@@ -220,49 +220,57 @@ def stage_call(
     )
 
 
-def _spanning(consts: Sequence[Any]) -> list[jax.Array]:
+def spanning(consts: Sequence[Any]) -> list[jax.Array]:
     """Those that lie on the devices of several workers."""
-    return [c for c in consts if _is_spanning(c)]
+    return [c for c in consts if _isspanning(c)]
 
 
 def _filled(consts: Sequence[Any], given: Sequence[Any]) -> list[Any]:
     """All constants, with `given` in the places of those that span workers."""
     it = iter(given)
-    return [next(it) if _is_spanning(c) else c for c in consts]
+    return [next(it) if _isspanning(c) else c for c in consts]
 
 
-def _is_spanning(const: Any) -> bool:
+def _isspanning(const: Any) -> bool:
     is_real = isinstance(const, jax.Array) and not isinstance(const, Tracer)
     return is_real and not const.is_fully_addressable
 
 
-def _on_every_worker(traced: _CallTrace) -> Callable[..., Any]:
-    """The program of a call, with plain results on every device if workers share it."""
-    mesh = traced.mesh
-    if mesh is None or not mesh.is_shared:
-        return traced.code.apply
-    kinds = [k for k in traced.code.out_kinds if not isinstance(k, Static)]
+_Apply = Callable[
+    [Sequence[jax.Array], Sequence[Any]], tuple[list[jax.Array], list[jax.Array]]
+]
 
-    def apply(
+
+def on_every_worker(
+    apply: _Apply, out_kinds: Sequence[Kind], mesh: ReplicaMesh | None
+) -> _Apply:
+    """The program of a call, with plain results on every device if workers share it."""
+    if mesh is None or not mesh.is_shared:
+        return apply
+    kinds = [k for k in out_kinds if not isinstance(k, Static)]
+
+    def spread(
         values: Sequence[jax.Array], arrays: Sequence[Any]
     ) -> tuple[list[jax.Array], list[jax.Array]]:
-        results, written = traced.code.apply(values, arrays)
-        spread = jax.lax.with_sharding_constraint
+        results, written = apply(values, arrays)
+        constrain = jax.lax.with_sharding_constraint
         return [
-            r if isinstance(k, Split) else spread(r, mesh.mirrored)
+            r if isinstance(k, Split) else constrain(r, mesh.mirrored)
             for r, k in zip(results, kinds)
         ], written
 
-    return apply
+    return spread
 
 
-def _trace_call(
+def trace_call(
     fn: Callable[..., PyTree],
     signature: Signature,
     arrays: Sequence[Any],
     mesh: ReplicaMesh | None,
-    is_local: bool,
-) -> _CallTrace:
+    *,
+    is_local: bool = False,
+) -> CallTrace:
+    """Traces a call of `fn` in the current context."""
     variables = {
         v: SAME if is_local else layout_in(v, v.stored)[0] for v in live_variables()
     }
@@ -292,9 +300,9 @@ def _trace_call(
         return outs + [array for _, array in written]
 
     values = [_global_aval(v, kind) for v, kind in variables.items()]
-    closed = make_jaxpr(body, None, (values, [_aval(array) for array in arrays]))
+    closed = make_jaxpr(body, None, (values, [aval_of(array) for array in arrays]))
     tree, kinds, meshes, used, writes, created, used_mesh = outcome
-    return _CallTrace(
+    return CallTrace(
         code=_Code(only_reads(closed, variables, used), tree, kinds, meshes),
         reads={v: kind for v, kind in variables.items() if v in used},
         writes=writes,
@@ -320,7 +328,7 @@ def usable_variables(strategy: Any) -> list[Variable]:
     ]
 
 
-_Trace = TypeVar("_Trace", ReplicaTrace, _CallTrace)
+_Trace = TypeVar("_Trace", ReplicaTrace, CallTrace)
 
 
 def until_no_new_variables(
@@ -393,12 +401,12 @@ def _global_aval(variable: Variable, kind: Kind) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, variable.dtype)
 
 
-def _aval(array: Any) -> jax.ShapeDtypeStruct:
+def aval_of(array: Any) -> jax.ShapeDtypeStruct:
     aval = jax.typeof(array)
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
 
 
-def _forwarded(
+def forwarded(
     jaxpr: Jaxpr,
     reads: Iterable[Variable],
     writes: Iterable[Variable],

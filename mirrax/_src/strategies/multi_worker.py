@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -189,9 +189,16 @@ class MultiWorkerMirroredStrategy(Strategy):
     ) -> PyTree:
         if self._cluster is None:
             return super()._run(fn, args, kwargs)
-        self._cluster.note_step()
+        self._cluster.note_steps(1)
         with self._cluster.explaining():
             return super()._run(fn, args, kwargs)
+
+    @contextlib.contextmanager
+    def taking_steps(self, count: int) -> Iterator[None]:
+        if self._cluster is not None:
+            self._cluster.note_steps(count)
+        with self._explaining():
+            yield
 
     def reduce(
         self, reduce_op: ReduceOp | str, value: PyTree, axis: int | Sequence[int] | None

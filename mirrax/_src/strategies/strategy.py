@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,6 +50,7 @@ from mirrax._src.strategies.feeding import (
     distribute_from_function,
 )
 from mirrax._src.strategies.reducing import one_of_each_worker, reduce_leaf
+from mirrax._src.strategies.stepping import Stepper, check_not_traced
 
 
 @dataclass(frozen=True)
@@ -93,6 +94,7 @@ class Strategy:
         self._extended = extended
         self.replica_mesh = mesh
         self._stop_reason: str | None = None
+        self.stepper = Stepper(self)
 
     # What it is ----------------------------------------------------------------------
 
@@ -227,6 +229,42 @@ class Strategy:
         self, fn: Callable[..., PyTree], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> PyTree:
         return run_replicas(self, fn, args, kwargs)
+
+    def run_steps(
+        self, fn: Callable[..., PyTree], iterator: Iterator[Any], steps: int
+    ) -> PyTree:
+        """Runs `fn` on the next `steps` elements: many steps, one compiled program.
+
+        >>> strategy = mx.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+        >>> dataset = mx.data.Dataset.range(12).batch(4)
+        >>> batches = iter(strategy.experimental_distribute_dataset(dataset))
+        >>> strategy.run_steps(jnp.sum, batches, steps=3)
+        PerReplica:{
+          0: Array([ 1,  9, 17], dtype=int32),
+          1: Array([ 5, 13, 21], dtype=int32)
+        }
+
+        The values are those of `strategy.run(fn, args=(next(iterator),))` with a compiled
+        `fn`, step by step; the time that Python needs for a step is gone. Results are
+        stacked: each has a new first axis, the steps. At the end of the data there are
+        fewer of them. These last steps, and those of elements that differ in shape, run
+        one by one.
+
+        Args:
+            fn: The replica function, of one element.
+            iterator: Gives the elements, `iter(distributed_dataset)` for example.
+            steps: How many.
+
+        Raises:
+            mx.errors.OutOfRangeError: If the data has ended already.
+        """
+        if not callable(fn):
+            raise TypeError(f"`run_steps` needs a function, got {fn!r}.")
+        if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
+            raise ValueError(f"`steps` must be a number of at least 1, got {steps!r}.")
+        check_not_traced("run_steps")
+        with self.entered("run_steps"):
+            return self.stepper.run_steps(fn, iterator, steps)
 
     def experimental_run_v2(
         self,
@@ -559,6 +597,10 @@ class Strategy:
         if isinstance(value, PerReplica) and mesh is not None and mesh.is_shared:
             return Mirrored.of(run_on_parts(FirstProgram(), mesh, [value])[0])
         return value.values[0] if isinstance(value, ReplicaValues) else value
+
+    def taking_steps(self, count: int) -> contextlib.AbstractContextManager[None]:
+        """Goes around a loop over `count` steps."""
+        return contextlib.nullcontext()
 
     def initial_on_all_workers(self, array: jax.Array) -> jax.Array:
         """The initial value of a variable: the same on all workers."""

@@ -1,0 +1,311 @@
+"""Many steps in one dispatch: `run_steps`, and TensorFlow 1's loop with a context."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mirrax._src.base import context
+from mirrax._src.base.errors import OutOfRangeError, RunEagerly
+from mirrax._src.base.jax_compat import Tracer, in_trace
+from mirrax._src.base.reduce_op import (
+    ReduceOp,
+    parse_reduce_op,
+)
+from mirrax._src.base.values import PyTree, UnevenError, is_array, is_leaf, is_number
+from mirrax._src.engines.blocks import functions_run_eagerly
+from mirrax._src.engines.function import Function, FunctionCache
+from mirrax._src.engines.steps import UnlikeSteps
+from mirrax._src.state.variable import Variable
+
+_NO_PROGRAM = (UnlikeSteps, UnevenError, RunEagerly)
+
+
+class MultiStepContext:
+    """What a step function is given to name its outputs, and what the loop over it returns.
+
+    Attributes:
+        run_op: Runs the same number of steps again, on the next elements.
+    """
+
+    __module__ = "mirrax.distribute"
+
+    def __init__(self, slots: dict[Any, Variable] | None = None) -> None:
+        self._slots = {} if slots is None else slots
+        self._outputs: dict[str, Any] = {}
+        self._non_tensor_outputs: dict[str, Any] = {}
+        self.run_op: Callable[[], None] = _nothing_to_run
+
+    @property
+    def last_step_outputs(self) -> dict[str, Any]:
+        """The outputs of the last step, by name."""
+        return self._outputs
+
+    @property
+    def non_tensor_outputs(self) -> dict[str, Any]:
+        """What is no array, by name; it was set when the step was traced."""
+        return self._non_tensor_outputs
+
+    def set_last_step_output(
+        self, name: str, output: PyTree, reduce_op: ReduceOp | str | None = None
+    ) -> None:
+        """Makes `output` of the last step a result of the loop.
+
+        Args:
+            name: Its name in `last_step_outputs`.
+            output: A value of this step; in a replica, of this replica.
+            reduce_op: How the replicas' values become one. Needed in a replica; without,
+                the value stays as it is.
+        """
+        op = None if reduce_op is None else parse_reduce_op(reduce_op)
+        self._set_output(name, output, op)
+
+    def _set_output(self, name: str, output: PyTree, op: Any) -> None:
+        here = context.current()
+        if here.replica is None:
+            self._outputs[name] = self._combined(here.strategy, op, output)
+            return
+        if op is None:
+            raise ValueError(
+                f"Output {name!r} is set inside a replica, so say how the replicas' values "
+                f"become one: `set_last_step_output({name!r}, value, "
+                f"{self._example_of_combining})`."
+            )
+
+        def merge(strategy: Any, output: PyTree) -> None:
+            combined = self._combined(strategy, op, output)
+            self._outputs[name] = jax.tree_util.tree_map_with_path(
+                lambda path, leaf: self._kept(name, path, leaf),
+                combined,
+                is_leaf=is_leaf,
+            )
+
+        here.replica.merge_call(merge, args=(output,))
+
+    _example_of_combining = 'reduce_op="MEAN"'
+
+    def _combined(self, strategy: Any, op: Any, output: PyTree) -> PyTree:
+        """The replicas' values as one, on all of them."""
+        if op is None:
+            return output
+        return strategy.reduce(op, output, axis=None)
+
+    def _kept(self, name: str, path: Any, value: Any) -> Variable:
+        """A variable with `value`: what a replica's program computes cannot leave it else."""
+        value = value if is_leaf(value) or is_array(value) else jnp.asarray(value)
+        key = (name, jax.tree_util.keystr(path), value.shape, value.dtype)
+        if key not in self._slots:
+            zeros = np.zeros(value.shape, value.dtype)
+            self._slots[key] = Variable(zeros, trainable=False, name=f"output/{name}")
+        return self._slots[key].assign(value)
+
+    def set_non_tensor_output(self, name: str, output: Any) -> None:
+        """Makes `output`, which is no array, a result: in a replica, those of all in a tuple."""
+        here = context.current()
+        leaves = jax.tree.leaves(output, is_leaf=is_leaf)
+        if any(isinstance(leaf, Tracer) for leaf in leaves):
+            raise ValueError(
+                f"Output {name!r} is an array, which a compiled loop computes anew in every "
+                "step. Use `set_last_step_output`."
+            )
+        if here.replica is None:
+            self._non_tensor_outputs[name] = output
+            return
+
+        def merge(strategy: Any, output: Any) -> None:
+            self._non_tensor_outputs[name] = self._parts(strategy, output)
+
+        here.replica.merge_call(merge, args=(output,))
+
+    def _parts(self, strategy: Any, value: Any) -> Sequence[Any]:
+        return strategy.experimental_local_results(value)
+
+    # For the loop ----------------------------------------------------------------------
+
+    def result_of_step(self) -> tuple[dict[str, Any], Any]:
+        """What a step has set, as what it returns."""
+        outputs = jax.tree.map(
+            lambda leaf: leaf.read_value() if isinstance(leaf, Variable) else leaf,
+            self._outputs,
+            is_leaf=is_leaf,
+        )
+        return outputs, _Others(self._non_tensor_outputs)
+
+    def take_over(self, outputs: dict[str, Any], others: Any = None) -> None:
+        """Makes the results of the last step those of this context."""
+        self._outputs = outputs
+        self._non_tensor_outputs = dict(others.values) if others else {}
+
+
+@dataclass(frozen=True, eq=False)
+class _Others:
+    """Results that are no arrays, which pass through a program untouched."""
+
+    values: dict[str, Any]
+
+
+@dataclass
+class _Step:
+    """A step function, compiled, with the variables that hold its replicas' outputs."""
+
+    function: Function
+    slots: dict[Any, Variable] = field(default_factory=dict)
+
+
+class Stepper:
+    """A strategy's loops over many steps, with their programs."""
+
+    def __init__(self, strategy: Any) -> None:
+        self._strategy = strategy
+        self._functions = FunctionCache()
+        self._steps: dict[Any, _Step] = {}
+        self._stack = Function(_stacked)
+
+    def run_steps(
+        self, fn: Callable[..., PyTree], iterator: Iterator[Any], steps: int
+    ) -> PyTree:
+        """`strategy.run(fn, (element,))` for the next elements; the results, stacked."""
+        compiled, common = self._functions.compiled(fn)
+        key = compiled
+        if key not in self._steps:
+
+            def step(common: tuple[Any, ...], element: Any) -> PyTree:
+                return self._strategy.run(compiled, (*common, element))
+
+            step.__name__ = getattr(compiled, "__name__", "step")
+            self._steps[key] = _Step(Function(step))
+        elements = take(iterator, steps)
+        if not elements:
+            raise OutOfRangeError("The data has ended: there is no next element.")
+        function = self._steps[key].function
+        with self._strategy.taking_steps(len(elements)):
+            if len(elements) == steps and not functions_run_eagerly():
+                try:
+                    return function.call_for_each(common, elements, keep_all=True)
+                except _NO_PROGRAM:
+                    pass
+            return self._strategy.run(
+                self._stack, [function(common, element) for element in elements]
+            )
+
+    def run_loop(
+        self,
+        fn: Callable[..., Any],
+        iterator: Iterator[Any],
+        iterations: int,
+        initial: dict[str, Any] | None,
+        kind: type[MultiStepContext],
+        unpack: bool,
+    ) -> MultiStepContext:
+        """`fn(context, element)` for the next elements; the context has the last outputs."""
+        compiled, common = self._functions.compiled(fn)
+        key = (compiled, kind, unpack)
+        if key not in self._steps:
+            slots: dict[Any, Variable] = {}
+
+            def step(common: tuple[Any, ...], element: Any) -> PyTree:
+                ctx = kind(slots)
+                inputs = (
+                    element if unpack and isinstance(element, tuple) else (element,)
+                )
+                compiled.fn(*common, ctx, *inputs)
+                return ctx.result_of_step()
+
+            step.__name__ = getattr(compiled, "__name__", "step")
+            self._steps[key] = _Step(Function(step), slots)
+        function = self._steps[key].function
+        result = kind()
+
+        def run() -> None:
+            elements = take(iterator, iterations)
+            strategy = self._strategy
+            with strategy.entered("run_op"), strategy.taking_steps(len(elements)):
+                result.take_over(
+                    *self._last_results(function, common, elements, iterations)
+                )
+            if initial is not None and len(initial) != len(result.last_step_outputs):
+                raise ValueError(
+                    f"`initial_loop_values` has {sorted(initial)}, but the step sets the "
+                    f"outputs {sorted(result.last_step_outputs)}."
+                )
+
+        if iterations > 0:
+            run()
+        else:
+            result.take_over(dict(initial or {}))
+        result.run_op = run
+        return result
+
+    def _last_results(
+        self,
+        function: Function,
+        common: tuple[Any, ...],
+        elements: Sequence[Any],
+        count: int,
+    ) -> Any:
+        if len(elements) == count and not functions_run_eagerly():
+            try:
+                return function.call_for_each(common, elements, keep_all=False)
+            except _NO_PROGRAM:
+                pass
+        results = None
+        for element in elements:
+            results = function(common, element)
+        if len(elements) < count:
+            raise OutOfRangeError(
+                f"The data has ended after {len(elements)} of {count} steps."
+            )
+        return results
+
+
+def take(iterator: Iterator[Any], count: int) -> list[Any]:
+    """The next elements, at most `count`."""
+    if not hasattr(iterator, "__next__"):
+        raise TypeError(
+            f"Steps take their elements from an iterator, got {type(iterator).__name__}; "
+            "pass `iter(dataset)`."
+        )
+    elements = []
+    while len(elements) < count:
+        try:
+            elements.append(next(iterator))
+        except StopIteration:
+            break
+    return elements
+
+
+def check_not_traced(what: str) -> None:
+    """Raises inside a function that is being compiled."""
+    if context.current().frame is not None or in_trace():
+        raise RuntimeError(
+            f"`{what}` is a compiled loop of its own: call it outside `mx.function` and "
+            "`jax.jit`."
+        )
+
+
+def _stacked(*results: PyTree) -> PyTree:
+    """A replica's results of all steps, with the steps as first axis."""
+
+    def stack(*steps: Any) -> Any:
+        first = steps[0]
+        if not (is_array(first) or is_number(first) or isinstance(first, bool)):
+            return first
+        shapes = {jnp.shape(step) for step in steps}
+        if len(shapes) > 1:
+            raise ValueError(
+                "The results of the steps cannot be stacked, their shapes are "
+                f"{', '.join(map(str, sorted(shapes)))}. Return something that does not "
+                "depend on the size of the batch, a sum for example."
+            )
+        return jnp.stack(steps)
+
+    return jax.tree.map(stack, *results)
+
+
+def _nothing_to_run() -> None:
+    raise RuntimeError("`run_op` is there when the loop has been started.")
