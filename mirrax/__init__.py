@@ -6,7 +6,9 @@
 Importing mirrax starts no JAX backend.
 """
 
+from mirrax import compat as compat
 from mirrax import config as config
+from mirrax import contrib as contrib
 from mirrax import data as data
 from mirrax import distribute as distribute
 from mirrax import errors as errors

@@ -46,13 +46,14 @@ def examples() -> Iterator[doctest.DocTest]:
 
 
 EXAMPLES = list(examples())
+pytestmark = pytest.mark.filterwarnings("ignore:.*(is the older|has nothing to do)")
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda test: test.name)
 def test_docstring(example: doctest.DocTest) -> None:
     shown: list[str] = []
     runner = doctest.DocTestRunner(optionflags=FLAGS)
-    runner.run(example, out=shown.append, clear_globs=False)
+    runner.run(example, out=shown.append)
     assert runner.failures == 0, "".join(shown)
 
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import threading
 import types
 import warnings
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, TypeVar, cast
 
 _PACKAGE = str(Path(__file__).parents[2])
 _STDLIB = str(Path(threading.__file__).parent)
 _warned: set[str] = set()
+_Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
 def warn_user(message: str, kind: type[Warning] = UserWarning) -> None:
@@ -22,13 +26,32 @@ def warn_user(message: str, kind: type[Warning] = UserWarning) -> None:
 
 
 def warn_renamed(old: str, new: str) -> None:
-    """Warns once in a process that `old` is now called `new`."""
+    """Warns once in a process that `old` is now called `new`, or needless if that is ""."""
     if old not in _warned:
         _warned.add(old)
         warn_user(
-            f"`{old}` is the older name of `{new}`; it works, but write `{new}`.",
+            f"`{old}` is the older name of `{new}`; it works, but write `{new}`."
+            if new
+            else f"`{old}` has nothing to do in mirrax; leave it out.",
             DeprecationWarning,
         )
+
+
+def renamed(new: str) -> Callable[[_Method], _Method]:
+    """Marks a method as the older form of `new`: it warns once in a process, and works.
+
+    With "" there is no newer form, because there is nothing to do.
+    """
+
+    def mark(method: _Method) -> _Method:
+        @functools.wraps(method)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            warn_renamed(method.__name__, new)
+            return method(*args, **kwargs)
+
+        return cast(_Method, call)
+
+    return mark
 
 
 def users_line() -> str:

@@ -369,10 +369,13 @@ class Roster:
         is_soft = wanted is not None
         content = {"name": name, "value": value, "is_soft": is_soft}
         self._send("agree", {**content, "mark": launches.last.mark})
-        start = time.monotonic()
+        start = looked = time.monotonic()
         next_line = start + _LINE_SECONDS
         while not agreement.event.wait(_SOON_SECONDS if is_soft else _LOOK_SECONDS):
             now = time.monotonic()
+            if now - looked > _BEAT_SECONDS:  # this process was stopped
+                start += now - looked
+            looked = now
             need = wanted() if wanted is not None else True
             if need is None:
                 self._send("withdraw", name)

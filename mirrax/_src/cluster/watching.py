@@ -13,6 +13,8 @@ from typing import Any
 from mirrax._src.base import launches
 
 _SURE_SECONDS = 10.0
+# News of the others come every second.
+_ASLEEP_SECONDS = 2.5
 _LINE_SECONDS = 30.0
 
 # A worker, and what it does or fails to do.
@@ -31,6 +33,7 @@ class Watch:
         self._worker, self._names = worker, names
         self._behind: dict[int, tuple[int, float]] = {}
         self._told = 0.0
+        self._looked = time.monotonic()
 
     def look(
         self,
@@ -40,6 +43,7 @@ class Watch:
         step_timeout: float,
     ) -> tuple[list[Complaint], str]:
         """What is wrong with others, by their last words, and a line to show if one is late."""
+        self._forgive_sleep()
         found: list[Complaint] = []
         line = ""
         for k, status in enumerate(statuses):
@@ -65,6 +69,13 @@ class Watch:
                     f"{status['doing']}, step {status['step']}."
                 )
         return found, line
+
+    def _forgive_sleep(self) -> None:
+        """Nobody was behind while this process was stopped, or no news came of the others."""
+        now = time.monotonic()
+        slept, self._looked = now - self._looked, now
+        if slept > _ASLEEP_SECONDS:
+            self._behind = {k: (n, at + slept) for k, (n, at) in self._behind.items()}
 
     def needs(self, worker: int, step: int) -> Complaint:
         """What is wrong with a worker whose program is done, while this one needs it."""

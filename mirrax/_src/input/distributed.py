@@ -81,7 +81,7 @@ class DistributedDataset:
         self.mesh = mesh
         self._explanation = explanation
         self.split = split
-        self._passes = Passes()
+        self.passes = Passes()
 
     @classmethod
     def of_plan(cls, plan: Plan, mesh: ReplicaMesh | None) -> DistributedDataset:
@@ -135,7 +135,7 @@ class DistributedDataset:
 
     def __iter__(self) -> DistributedIterator:
         _check_place("iter")
-        return DistributedIterator(self, self._passes)
+        return DistributedIterator(self)
 
     @property
     def element_spec(self) -> PyTree:
@@ -235,7 +235,7 @@ class DistributedIterator(IteratorBase):
 
     __module__ = "mirrax.distribute"
 
-    def __init__(self, dataset: DistributedDataset, passes: Passes) -> None:
+    def __init__(self, dataset: DistributedDataset) -> None:
         share = dataset.share
         facts = {
             "kind": "mirrax.distribute.DistributedIterator",
@@ -243,7 +243,7 @@ class DistributedIterator(IteratorBase):
             "is_global": dataset.is_global,
             "workers": [share.num_workers, share.worker],
         }
-        super().__init__(dataset.roots, passes, facts)
+        super().__init__(dataset.roots, dataset.passes, facts)
         self._dataset = dataset
 
     def _begin(self, path: Path, state: State) -> Cursor:

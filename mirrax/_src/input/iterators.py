@@ -161,6 +161,13 @@ class IteratorBase:
             self._opened.close()
         self._opened, self._is_closed = None, True
 
+    def restart(self) -> None:
+        """Begins a new pass; one that nothing was taken from is new."""
+        if self._opened is not None or self._is_closed or self._start is not None:
+            self.close()
+            self._path = (self._passes.start(),)
+            self._start, self._is_closed = None, False
+
 
 class Iterator(IteratorBase):
     """A pass over a dataset: elements as NumPy arrays, and a state to go on from.

@@ -10,6 +10,7 @@ import jax
 
 from mirrax._src.base import context
 from mirrax._src.base.devices import device_name
+from mirrax._src.base.errors import renamed
 from mirrax._src.base.jax_compat import Tracer
 from mirrax._src.base.logical import device_kind
 from mirrax._src.base.reduce_op import (
@@ -31,10 +32,12 @@ from mirrax._src.collectives.options import (
     CommunicationOptions,
 )
 from mirrax._src.collectives.sparse import IndexedSlices
+from mirrax._src.input.dataset import Dataset
 from mirrax._src.state.distributed import ComponentVariable, DistributedVariable
 from mirrax._src.state.mirrored import MirroredVariable
 from mirrax._src.state.on_read import SyncOnReadVariable
 from mirrax._src.state.variable import OrdinaryVariable, Variable, VariableSpec
+from mirrax._src.strategies.feeding import numpy_dataset
 from mirrax._src.strategies.reducing import reduce_over_workers
 from mirrax._src.strategies.stepping import MultiStepContext, check_not_traced
 from mirrax._src.strategies.updating import update_copies
@@ -161,6 +164,17 @@ class StrategyExtended:
                 "`colocate_vars_with` may only be used inside `strategy.scope()`."
             )
         return context.changed(colocate_with=colocate_with_variable)
+
+    def experimental_make_numpy_dataset(
+        self, numpy_input: PyTree, session: None = None
+    ) -> Dataset:
+        """The rows of arrays in memory as a dataset. There are no sessions: leave it out."""
+        if session is not None:
+            raise ValueError(
+                "`session` belongs to TensorFlow's graph execution, which mirrax does not "
+                f"have; leave it out. Got {session!r}."
+            )
+        return numpy_dataset(numpy_input)
 
     def variable_created_in_scope(self, v: Variable) -> bool:
         """Whether `v` was made in this strategy's scope."""
@@ -323,6 +337,7 @@ class StrategyExtended:
         self._check_cross_replica("call_for_each_replica")
         return self._strategy.run(fn, args, kwargs)
 
+    @renamed("run_steps")
     def experimental_run_steps_on_iterator(
         self,
         fn: Callable[..., Any],

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import jax
+import numpy as np
+
 from mirrax._src.base.mesh import ReplicaMesh
 from mirrax._src.input.adapters import as_dataset
 from mirrax._src.input.dataset import Dataset
@@ -123,42 +126,49 @@ def _checked(options: InputOptions | None) -> InputOptions:
     return options or InputOptions()
 
 
-class InputIterator:
+class InputIterator(DistributedIterator):
     """The iterator of TensorFlow 1: `initialize`, then `get_next` until the data ends."""
 
     __module__ = "mirrax.distribute"
 
-    def __init__(self, dataset: DistributedDataset) -> None:
-        self._dataset = dataset
-        self._iterator: DistributedIterator | None = None
-
     def initialize(self) -> None:
         """Goes (back) to the start of the data."""
-        if self._iterator is not None:
-            self._iterator.close()
-        self._iterator = iter(self._dataset)
+        self.restart()
 
-    def get_next(self) -> Any:
+    @property
+    def initializer(self) -> None:
+        """Goes (back) to the start of the data, for programs that ran it in a session."""
+        self.restart()
+
+    def get_next(self, name: str | None = None) -> Any:
         """The next element.
+
+        Args:
+            name: Named an operation of a graph; nothing is called so here.
 
         Raises:
             mx.errors.OutOfRangeError: Past the end of the data.
         """
-        return self._started().get_next()
+        return super().get_next()
 
-    def __next__(self) -> Any:
-        return next(self._started())
 
-    def __iter__(self) -> InputIterator:
-        return self
+def numpy_dataset(numpy_input: Any) -> Dataset:
+    """The rows of arrays in memory, copied, so that the arrays may change."""
+    return Dataset.from_tensor_slices(jax.tree.map(np.array, numpy_input))
 
-    def _started(self) -> DistributedIterator:
-        if self._iterator is None:
-            self.initialize()
-        assert self._iterator is not None
-        return self._iterator
 
-    @property
-    def element_spec(self) -> Any:
-        """The specs of an element."""
-        return self._dataset.element_spec
+def input_fn_iterator(
+    input_fn: Callable[[InputContext], Any], share: Share, mesh: ReplicaMesh | None
+) -> InputIterator:
+    """An iterator over the dataset that `input_fn` makes; full steps only."""
+
+    def dataset_fn(context: InputContext) -> Any:
+        made = input_fn(context)
+        is_generator = callable(made) and not isinstance(made, Dataset)
+        if made is None or is_generator or isinstance(made, str | bytes | int | float):
+            raise ValueError(f"`input_fn` must return a dataset, got {made!r}.")
+        return made
+
+    return InputIterator(
+        distribute_from_function(dataset_fn, share, mesh, None, drop_incomplete=True)
+    )

@@ -289,6 +289,9 @@ class ExperimentalMultiWorkerMirroredStrategy(MultiWorkerMirroredStrategy):
         super().__init__(cluster_resolver, **options)
 
 
+ExperimentalMultiWorkerMirroredStrategy.__name__ = "MultiWorkerMirroredStrategy"
+
+
 def _resolver_of(cluster: Cluster) -> ClusterResolver:
     """The processes of `jax.distributed` as a cluster; only the first one's address counts."""
     first = cluster.addresses[0]

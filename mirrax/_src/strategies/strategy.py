@@ -48,6 +48,7 @@ from mirrax._src.strategies.feeding import (
     InputIterator,
     distribute_dataset,
     distribute_from_function,
+    input_fn_iterator,
 )
 from mirrax._src.strategies.reducing import one_of_each_worker, reduce_leaf
 from mirrax._src.strategies.stepping import Stepper, check_not_traced
@@ -447,12 +448,13 @@ class Strategy:
         return self.distribute_datasets_from_function(dataset_fn, options)
 
     def experimental_make_numpy_dataset(self, numpy_input: PyTree) -> Dataset:
-        """The rows of arrays in memory as a dataset; the same as `from_tensor_slices`.
+        """The rows of a copy of arrays in memory, as a dataset.
 
         Args:
             numpy_input: Arrays of the same length, in any structure; a list is stacked.
         """
-        return Dataset.from_tensor_slices(numpy_input)
+        self._check_not_in_replica("experimental_make_numpy_dataset")
+        return self.extended.experimental_make_numpy_dataset(numpy_input)
 
     def make_dataset_iterator(self, dataset: Any) -> InputIterator:
         """TensorFlow 1's iterator over a dataset of global batches: `initialize`, `get_next`.
@@ -460,7 +462,8 @@ class Strategy:
         Write `iter(strategy.experimental_distribute_dataset(dataset))`.
         """
         warn_renamed("make_dataset_iterator", "experimental_distribute_dataset")
-        return InputIterator(self.experimental_distribute_dataset(dataset))
+        distributed = self.experimental_distribute_dataset(dataset)
+        return InputIterator(distributed)
 
     def make_input_fn_iterator(
         self,
@@ -477,15 +480,8 @@ class Strategy:
                 "`make_input_fn_iterator` supports `InputReplicationMode.PER_WORKER` only, got "
                 f"{replication_mode!r}."
             )
-        return InputIterator(
-            distribute_from_function(
-                input_fn,
-                self.input_share,
-                self.replica_mesh,
-                None,
-                drop_incomplete=True,
-            )
-        )
+        self._check_not_in_replica("make_input_fn_iterator")
+        return input_fn_iterator(input_fn, self.input_share, self.replica_mesh)
 
     def _check_not_in_replica(self, what: str) -> None:
         here = context.current()

@@ -1,0 +1,173 @@
+"""`mx.compat.v1`: the strategies as TensorFlow 2.4 kept them for programs of TensorFlow 1.
+
+Nearly all of it is the main strategies' own; what stands here are the other defaults, and
+names that the main ones do not have.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import types
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+from mirrax._src.base.errors import renamed
+from mirrax._src.base.reduce_op import ReduceOp
+from mirrax._src.base.values import PyTree
+from mirrax._src.input.dataset import Dataset
+from mirrax._src.state.variable import Variable
+from mirrax._src.strategies import mirrored, multi_worker, one_device, strategy
+
+_Config = TypeVar("_Config")
+
+
+class ConfigProto(types.SimpleNamespace):
+    """Settings of a session, for programs that pass them along; mirrax reads none of them.
+
+    >>> config = mx.compat.v1.ConfigProto(allow_soft_placement=True)
+    >>> config.gpu_options.allow_growth = True
+    """
+
+    __module__ = "mirrax.compat.v1"
+
+    def __init__(self, **settings: Any) -> None:
+        defaults = {
+            "isolate_session_state": False,
+            "gpu_options": types.SimpleNamespace(),
+        }
+        super().__init__(**{**defaults, **settings})
+
+
+class Strategy(strategy.Strategy):
+    """A strategy with the methods of TensorFlow 1."""
+
+    __module__ = "mirrax.compat.v1.distribute"
+
+    def reduce(
+        self,
+        reduce_op: ReduceOp | str,
+        value: PyTree,
+        axis: int | Sequence[int] | None = None,
+    ) -> PyTree:
+        """`mx.distribute.Strategy.reduce`, with `axis=None` by default."""
+        return super().reduce(reduce_op, value, axis)
+
+    def experimental_make_numpy_dataset(
+        self, numpy_input: PyTree, session: None = None
+    ) -> Dataset:
+        """The rows of arrays in memory as a dataset; the same as `from_tensor_slices`.
+
+        Args:
+            numpy_input: Arrays of the same length, in any structure; a list is stacked.
+            session: There are no sessions; only None.
+        """
+        return self.extended.experimental_make_numpy_dataset(numpy_input, session)
+
+    @renamed("")
+    def update_config_proto(self, config_proto: _Config) -> _Config:
+        """A copy of the settings of a session, as this strategy needs them."""
+        return copy.deepcopy(config_proto)
+
+    @renamed("extended.colocate_vars_with")
+    def colocate_vars_with(
+        self, colocate_with_variable: Variable
+    ) -> contextlib.AbstractContextManager[Any]:
+        """The older place of `extended.colocate_vars_with`."""
+        return self.extended.colocate_vars_with(colocate_with_variable)
+
+    @renamed("experimental_local_results")
+    def unwrap(self, value: Any) -> tuple[Any, ...]:
+        """The older name of `experimental_local_results`."""
+        return self.experimental_local_results(value)
+
+    @renamed("")
+    def group(self, value: Any, name: str | None = None) -> Any:
+        """The one value of this worker, or None if it has several: all have been started.
+
+        Args:
+            value: What `run` returned.
+            name: Named an operation of a graph; nothing is called so here.
+        """
+        return grouped(self.experimental_local_results(value), name)
+
+
+def isolated(config: _Config) -> _Config:
+    """`config`, set so that variables of a session are its own."""
+    if not hasattr(config, "isolate_session_state"):
+        raise AttributeError(
+            "A session's settings must have `isolate_session_state`, as "
+            f"mx.compat.v1.ConfigProto has; got {config!r}."
+        )
+    config.isolate_session_state = True  # pyright: ignore[reportAttributeAccessIssue]
+    return config
+
+
+def grouped(values: Sequence[Any], name: str | None) -> Any:
+    """What grouping operations gives, when they run at once."""
+    return values[0] if len(values) == 1 and name is None else None
+
+
+class MirroredStrategy(Strategy, mirrored.MirroredStrategy):
+    """`mx.distribute.MirroredStrategy` with the methods of TensorFlow 1.
+
+    >>> strategy = mx.compat.v1.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    >>> iterator = strategy.make_dataset_iterator(mx.data.Dataset.range(8).batch(4))
+    >>> iterator.initialize()
+    >>> print(strategy.reduce("SUM", strategy.experimental_run(jnp.sum, iterator)))
+    6
+
+    Args:
+        devices: Device strings (`"GPU:0"`) or `jax.Device`s; all accelerators by default,
+            or all CPU devices where there are none.
+        cross_device_ops: How values are reduced; `NcclAllReduce()` by default.
+    """
+
+    __module__ = "mirrax.compat.v1.distribute"
+
+    @renamed("")
+    def update_config_proto(self, config_proto: _Config) -> _Config:
+        """A copy of the settings of a session, with `isolate_session_state` set.
+
+        >>> strategy = mx.compat.v1.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+        >>> config = strategy.update_config_proto(mx.compat.v1.ConfigProto())
+        >>> config.isolate_session_state
+        True
+        """
+        return isolated(copy.deepcopy(config_proto))
+
+
+class OneDeviceStrategy(Strategy, one_device.OneDeviceStrategy):
+    """`mx.distribute.OneDeviceStrategy` with the methods of TensorFlow 1.
+
+    Args:
+        device: A device string (`"GPU:0"`) or a `jax.Device`.
+    """
+
+    __module__ = "mirrax.compat.v1.distribute"
+
+
+class MultiWorkerMirroredStrategy(
+    Strategy, multi_worker.ExperimentalMultiWorkerMirroredStrategy
+):
+    """`mx.distribute.experimental.MultiWorkerMirroredStrategy` with those methods.
+
+    Args:
+        communication: A `CollectiveCommunication`.
+        cluster_resolver: Says who the workers are; a `TFConfigClusterResolver` by default.
+        **options: As those of `mx.distribute.MultiWorkerMirroredStrategy`.
+    """
+
+    __module__ = "mirrax.compat.v1.distribute.experimental"
+
+
+def get_loss_reduction() -> ReduceOp:
+    """How replicas' losses become one: by `SUM`, of losses that are scaled already.
+
+    >>> mx.compat.v1.distribute.get_loss_reduction()
+    <ReduceOp.SUM: 'SUM'>
+    """
+    return ReduceOp.SUM
+
+
+get_loss_reduction.__module__ = "mirrax.compat.v1.distribute"
