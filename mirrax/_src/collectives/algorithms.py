@@ -10,6 +10,7 @@ import jax
 from jax import lax
 
 from mirrax._src.base.devices import DeviceLike, device_name, resolve_device
+from mirrax._src.base.errors import warn_user
 from mirrax._src.base.mesh import AXIS_NAME, ReplicaMesh
 from mirrax._src.collectives.ops import ProgramOps
 from mirrax._src.collectives.options import CommunicationOptions
@@ -105,6 +106,13 @@ class ReductionToOneDevice(ProgramOps):
         if self.reduce_to_device is None:
             return 0
         device = resolve_device(self.reduce_to_device)
+        if device.platform == "cpu" and mesh.devices[0].platform != "cpu":
+            warn_user(
+                f"`reduce_to_device` is {device_name(device)}, but the replicas run on "
+                f"{device_name(mesh.devices[0])} and others, which reduce among themselves: "
+                "the first of them does it."
+            )
+            return 0
         if device not in mesh.devices:
             raise ValueError(
                 f"`reduce_to_device` is {device_name(device)}, which runs no replica; it "

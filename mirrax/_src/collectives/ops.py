@@ -48,7 +48,7 @@ class CrossDeviceOps:
         return self.reduce_implementation(
             parse_reduce_op(reduce_op),
             _as_per_replica(per_replica_value),
-            _check_destinations(destinations),
+            check_destinations(destinations),
             options or CommunicationOptions(),
         )
 
@@ -59,20 +59,16 @@ class CrossDeviceOps:
         options: CommunicationOptions | None = None,
     ) -> list[Any]:
         """Several reductions in one, so that small values can travel together."""
-        pairs = list(value_destination_pairs)
-        if not all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in pairs):
-            raise ValueError(
-                "`value_destination_pairs` must be a list of (value, destinations) pairs."
-            )
+        pairs = check_pairs(value_destination_pairs)
         return self.batch_reduce_implementation(
             parse_reduce_op(reduce_op),
-            [(_as_per_replica(v), _check_destinations(d)) for v, d in pairs],
+            [(_as_per_replica(v), check_destinations(d)) for v, d in pairs],
             options or CommunicationOptions(),
         )
 
     def broadcast(self, tensor: Any, destinations: Destinations) -> Any:
         """`tensor` with a copy on each device of `destinations`."""
-        return self.broadcast_implementation(tensor, _check_destinations(destinations))
+        return self.broadcast_implementation(tensor, check_destinations(destinations))
 
     # The hooks of a subclass -----------------------------------------------------------
 
@@ -153,7 +149,21 @@ class ProgramOps(CrossDeviceOps):
         return hash(type(self))
 
 
-def _check_destinations(destinations: Destinations) -> Destinations:
+def check_pairs(pairs: Any) -> list[tuple[Any, Destinations]]:
+    """`pairs` as a list; raises unless it is one of (value, destinations)."""
+    is_list = isinstance(pairs, tuple | list)
+    if not is_list or not all(
+        isinstance(p, tuple | list) and len(p) == 2 for p in pairs
+    ):
+        raise ValueError(
+            "`value_destination_pairs` must be a list of (value, destinations) pairs, got "
+            f"{pairs!r}."
+        )
+    return [(value, destinations) for value, destinations in pairs]
+
+
+def check_destinations(destinations: Destinations) -> Destinations:
+    """`destinations`; raises if they name nothing."""
     if destinations is None or (
         isinstance(destinations, tuple | list) and not destinations
     ):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +10,7 @@ import jax
 
 from mirrax._src.base import context
 from mirrax._src.base.context import Context
-from mirrax._src.base.jax_compat import thread_settings
+from mirrax._src.base.jax_compat import Device, thread_settings
 from mirrax._src.base.values import (
     Mirrored,
     PerReplica,
@@ -105,14 +105,17 @@ def update_eagerly(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     copies: Sequence[Any] | None,
+    devices: Collection[Device],
 ) -> list[PyTree]:
-    """The results of `fn`, called once for each local replica in update context.
+    """The results of `fn`, called once on each of `devices` in update context.
 
     `copies` are the components of the variable that is updated, put before `args`.
     """
     mesh = strategy.replica_mesh
     results = []
     for i, device in enumerate(mesh.local_devices):
+        if device not in devices:
+            continue
 
         def own(leaf: Any, i: int = i) -> Any:
             if is_distributed(leaf):

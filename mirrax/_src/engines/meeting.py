@@ -81,6 +81,12 @@ class _Replica:
 
     def meet(self, request: Request) -> Any:
         """Called on the replica's thread: waits until the request is answered."""
+        if threading.current_thread() is not self._thread:
+            raise RuntimeError(
+                f"`{request.what}` ({request.where}) of a replica is called from outside of "
+                "it: its run has ended, or this is another thread. Ask for "
+                "`mx.distribute.get_replica_context()` where you use it."
+            )
         if self._abandoned:  # a `finally` of the unwinding replica asks again
             raise _Abandoned
         self.request = request

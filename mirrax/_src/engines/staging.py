@@ -19,9 +19,11 @@ from mirrax._src.base.jax_compat import (
 )
 from mirrax._src.base.mesh import ReplicaMesh
 from mirrax._src.base.values import (
+    InProgram,
     Mirrored,
     PerReplica,
     PyTree,
+    ReplicaValues,
     Stacked,
     is_leaf,
 )
@@ -104,7 +106,38 @@ def run_in_trace(
     kwargs: dict[str, Any],
 ) -> PyTree:
     """`strategy.run(fn, ...)` inside a function that is being traced."""
+    if context.in_program(context.current()):
+        replica = SpmdReplicaContext(strategy)
+        return call_in_program(strategy, fn, args, kwargs, replica=replica)
     return call_in_trace(strategy, fn, args, kwargs, replica_context(strategy))
+
+
+def call_in_program(
+    strategy: Any,
+    fn: Callable[..., PyTree],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    **place: Any,
+) -> PyTree:
+    """`fn` on each replica, from a `merge_fn` inside the program that all replicas run.
+
+    `place` says what context `fn` runs in.
+    """
+
+    def own(leaf: Any) -> Any:
+        if not isinstance(leaf, ReplicaValues):
+            return leaf
+        if isinstance(leaf.piece, InProgram):
+            return leaf.piece.array
+        return leaf.piece if leaf.piece is not None else leaf.values[0]
+
+    def spread(leaf: Any) -> Any:
+        return strategy.in_program_value(leaf) if isinstance(leaf, Tracer) else leaf
+
+    args, kwargs = jax.tree.map(own, (args, kwargs), is_leaf=is_leaf)
+    with context.changed(**place):
+        result = fn(*args, **kwargs)
+    return jax.tree.map(spread, result, is_leaf=is_leaf)
 
 
 def call_in_trace(

@@ -62,6 +62,7 @@ class Strategy(strategy.Strategy):
             numpy_input: Arrays of the same length, in any structure; a list is stacked.
             session: There are no sessions; only None.
         """
+        self.check_not_in_replica("experimental_make_numpy_dataset")
         return self.extended.experimental_make_numpy_dataset(numpy_input, session)
 
     @renamed("")

@@ -297,7 +297,11 @@ def aggregate(
     if _is_number(value) and aggregation is VariableAggregation.MEAN:
         return value
     parts = value.values if _is_apart(value) else (value,)
-    if all(map(_is_number, parts)) and aggregation is VariableAggregation.SUM:
+    if (
+        aggregation is VariableAggregation.SUM
+        and all(_is_number(part) and part == parts[0] for part in parts)
+        and strategy.num_replicas_in_sync > 1
+    ):
         raise ValueError(
             f"Variable {variable.name!r} has aggregation SUM, and every replica assigned "
             f"the Python number {parts[0]!r}: whether it is meant once or once per replica "

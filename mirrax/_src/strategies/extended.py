@@ -26,7 +26,11 @@ from mirrax._src.base.values import (
 )
 from mirrax._src.collectives.algorithms import NcclAllReduce
 from mirrax._src.collectives.destinations import copy_to, destination_devices
-from mirrax._src.collectives.ops import CrossDeviceOps
+from mirrax._src.collectives.ops import (
+    CrossDeviceOps,
+    check_destinations,
+    check_pairs,
+)
 from mirrax._src.collectives.options import (
     CommunicationImplementation,
     CommunicationOptions,
@@ -182,6 +186,8 @@ class StrategyExtended:
 
     def read_var(self, v: Variable) -> jax.Array:
         """The value of a variable, combined if it is synchronised when read."""
+        if not isinstance(v, Variable):
+            raise TypeError(f"`read_var` takes a variable, got {v!r}.")
         return v.read_value()
 
     # Reducing ------------------------------------------------------------------------
@@ -214,7 +220,7 @@ class StrategyExtended:
         options = options or self._options
         self.check_options(options)
         op = parse_reduce_op(reduce_op)
-        pairs = list(value_destination_pairs)
+        pairs = check_pairs(value_destination_pairs)
         results: list[Any] = [None] * len(pairs)
         many: list[int] = []
         for i, (value, destinations) in enumerate(pairs):
@@ -255,7 +261,7 @@ class StrategyExtended:
                 f"{value!r} is not distributed, so whether a SUM should count it once or once "
                 "per replica cannot be told. Pass a per-replica value."
             )
-        return copy_to(value, destinations)
+        return copy_to(value, check_destinations(destinations))
 
     def _is_of_each_worker(self, value: Any) -> bool:
         """Whether a plain value is one of this worker, which counts once for it."""
@@ -304,8 +310,8 @@ class StrategyExtended:
         group: bool = True,
     ) -> PyTree:
         """Calls `fn(*args, **kwargs)` on each device of `colocate_with`."""
-        devices = destination_devices(colocate_with, self._strategy.replica_mesh)
         mesh = self._strategy.replica_mesh
+        devices = destination_devices(check_destinations(colocate_with), mesh)
         if mesh is not None and set(devices) - set(mesh.local_devices):
             raise ValueError(
                 "`colocate_with` must be what `non_slot_devices` returned: devices of this "
@@ -319,6 +325,7 @@ class StrategyExtended:
             dict(kwargs or {}),
             group,
             "update_non_slot",
+            devices,
         )
 
     def non_slot_devices(self, var_list: Sequence[Variable]) -> Devices:
@@ -402,6 +409,11 @@ class StrategyExtended:
             raise RuntimeError(
                 f"`{what}` is called inside a replica function. Call it in cross-replica "
                 "context: outside `run`, or in the function that you pass to `merge_call`."
+            )
+        if here.strategy is not self._strategy and not context.is_default():
+            raise RuntimeError(
+                f"`{what}` of {self._strategy!r} is called in the scope of "
+                f"{here.strategy!r}; different strategies cannot be mixed."
             )
 
     def __repr__(self) -> str:

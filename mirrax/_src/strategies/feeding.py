@@ -129,7 +129,7 @@ def _checked(options: InputOptions | None) -> InputOptions:
 class InputIterator(DistributedIterator):
     """The iterator of TensorFlow 1: `initialize`, then `get_next` until the data ends."""
 
-    __module__ = "mirrax.distribute"
+    __module__ = "mirrax.compat.v1.distribute"
 
     def initialize(self) -> None:
         """Goes (back) to the start of the data."""
@@ -154,7 +154,11 @@ class InputIterator(DistributedIterator):
 
 def numpy_dataset(numpy_input: Any) -> Dataset:
     """The rows of arrays in memory, copied, so that the arrays may change."""
-    return Dataset.from_tensor_slices(jax.tree.map(np.array, numpy_input))
+    return Dataset.from_tensor_slices(
+        jax.tree.map(
+            lambda x: x.copy() if isinstance(x, np.ndarray) else x, numpy_input
+        )
+    )
 
 
 def input_fn_iterator(

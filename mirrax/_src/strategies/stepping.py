@@ -33,7 +33,7 @@ class MultiStepContext:
         run_op: Runs the same number of steps again, on the next elements.
     """
 
-    __module__ = "mirrax.distribute"
+    __module__ = "mirrax.compat.v1.distribute"
 
     def __init__(self, slots: dict[Any, Variable] | None = None) -> None:
         self._slots = {} if slots is None else slots
@@ -222,6 +222,9 @@ class Stepper:
         result = kind()
 
         def run() -> None:
+            if iterations <= 0:
+                result.take_over(dict(initial or {}))
+                return
             elements = take(iterator, iterations)
             strategy = self._strategy
             with strategy.entered("run_op"), strategy.taking_steps(len(elements)):
@@ -234,10 +237,7 @@ class Stepper:
                     f"outputs {sorted(result.last_step_outputs)}."
                 )
 
-        if iterations > 0:
-            run()
-        else:
-            result.take_over(dict(initial or {}))
+        run()
         result.run_op = run
         return result
 

@@ -334,6 +334,12 @@ class Strategy:
                 replica made, is summed.
         """
         op = parse_reduce_op(reduce_op)
+        axes = axis if isinstance(axis, tuple | list) else [axis or 0]
+        if not all(isinstance(each, int) for each in axes):
+            raise TypeError(
+                f"`axis` must be None, a number or several, got {axis!r}. Where the result "
+                "is to go is an argument of `extended.reduce_to`."
+            )
         with self.entered("reduce"):
             flat, tree = jax.tree_util.tree_flatten_with_path(
                 value, is_leaf=_is_reducible
@@ -416,7 +422,7 @@ class Strategy:
             dataset: An `mx.data.Dataset`, or whatever `mx.data.as_dataset` takes.
             options: An `mx.distribute.InputOptions`.
         """
-        self._check_not_in_replica("experimental_distribute_dataset")
+        self.check_not_in_replica("experimental_distribute_dataset")
         return distribute_dataset(dataset, self.input_share, self.replica_mesh, options)
 
     def distribute_datasets_from_function(
@@ -430,7 +436,7 @@ class Strategy:
         `input_context.get_per_replica_batch_size(global_batch_size)`, and shard by
         `input_context.input_pipeline_id`: nothing is split or divided any more.
         """
-        self._check_not_in_replica("distribute_datasets_from_function")
+        self.check_not_in_replica("distribute_datasets_from_function")
         return distribute_from_function(
             dataset_fn, self.input_share, self.replica_mesh, options
         )
@@ -453,7 +459,7 @@ class Strategy:
         Args:
             numpy_input: Arrays of the same length, in any structure; a list is stacked.
         """
-        self._check_not_in_replica("experimental_make_numpy_dataset")
+        self.check_not_in_replica("experimental_make_numpy_dataset")
         return self.extended.experimental_make_numpy_dataset(numpy_input)
 
     def make_dataset_iterator(self, dataset: Any) -> InputIterator:
@@ -480,10 +486,11 @@ class Strategy:
                 "`make_input_fn_iterator` supports `InputReplicationMode.PER_WORKER` only, got "
                 f"{replication_mode!r}."
             )
-        self._check_not_in_replica("make_input_fn_iterator")
+        self.check_not_in_replica("make_input_fn_iterator")
         return input_fn_iterator(input_fn, self.input_share, self.replica_mesh)
 
-    def _check_not_in_replica(self, what: str) -> None:
+    def check_not_in_replica(self, what: str) -> None:
+        """Raises in a replica function, where data cannot be distributed."""
         here = context.current()
         if here.replica is not None and not context.is_default():
             raise RuntimeError(

@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from mirrax._src.base import context
 from mirrax._src.base.context import Context
-from mirrax._src.base.jax_compat import Tracer
+from mirrax._src.base.jax_compat import Device
 from mirrax._src.base.values import (
-    InProgram,
     Mirrored,
     PerReplica,
     PyTree,
-    ReplicaValues,
     is_array,
     is_leaf,
+    is_number,
     regroup,
 )
 from mirrax._src.engines.eager import update_eagerly
-from mirrax._src.engines.staging import call_in_trace
+from mirrax._src.engines.staging import call_in_program, call_in_trace
 from mirrax._src.state.distributed import ComponentVariable, DistributedVariable
 from mirrax._src.state.variable import Variable
 
@@ -34,17 +34,20 @@ def update_copies(
     kwargs: dict[str, Any],
     group: bool,
     what: str,
+    devices: Collection[Device] | None = None,
 ) -> PyTree:
     """`fn(copy, *args, **kwargs)` for each copy of `variable`; for each device without one.
 
-    `what` names the method in messages.
+    `what` names the method in messages; `devices` are those to run on, all by default.
     """
     here = context.current()
     mesh = strategy.replica_mesh
     if here.replica is not None and here.strategy is strategy and mesh is not None:
 
         def merge(strategy: Any, *args: Any, **kwargs: Any) -> PyTree:
-            return update_copies(strategy, variable, fn, args, kwargs, group, what)
+            return update_copies(
+                strategy, variable, fn, args, kwargs, group, what, devices
+            )
 
         return here.replica.merge(what, merge, args, kwargs)
     is_ours = isinstance(variable, DistributedVariable)
@@ -68,9 +71,18 @@ def update_copies(
         first = (ComponentVariable(variable, 0),) if is_ours else ()
         return fn(*first, *args, **kwargs)
 
+    if mesh is not None and devices is None:
+        devices = mesh.local_devices
+    if here.frame is not None and mesh is not None and devices != mesh.local_devices:
+        raise ValueError(
+            f"`{what}` in a compiled function runs on all devices of the strategy; only in "
+            "plain Python can it run on some."
+        )
     with strategy.entered(what):
         if here.frame is not None and here.frame.is_spmd:
-            merged = _update_in_program(strategy, call, args, kwargs)
+            merged = call_in_program(
+                strategy, call, args, kwargs, updating=0, replica=None
+            )
         elif here.frame is not None:
             merged = call_in_trace(
                 strategy,
@@ -81,37 +93,18 @@ def update_copies(
             )
         else:
             copies = variable.values if is_ours else None
-            results = update_eagerly(strategy, fn, args, kwargs, copies)
+            results = update_eagerly(strategy, fn, args, kwargs, copies, devices or ())
             merged = regroup(results, strategy.describe_replica, _merge)
         return merged if group else _ungroup(strategy, merged)
 
 
-def _update_in_program(
-    strategy: Any,
-    call: Callable[..., PyTree],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-) -> PyTree:
-    """Inside the program that all replicas run: each updates its own copy."""
-
-    def own(leaf: Any) -> Any:
-        if not isinstance(leaf, ReplicaValues):
-            return leaf
-        if isinstance(leaf.piece, InProgram):
-            return leaf.piece.array
-        return leaf.piece if leaf.piece is not None else leaf.values[0]
-
-    def spread(leaf: Any) -> Any:
-        return strategy.in_program_value(leaf) if isinstance(leaf, Tracer) else leaf
-
-    args, kwargs = jax.tree.map(own, (args, kwargs), is_leaf=is_leaf)
-    with context.changed(updating=0, replica=None):
-        result = call(*args, **kwargs)
-    return jax.tree.map(spread, result, is_leaf=is_leaf)
-
-
 def _merge(parts: Sequence[Any]) -> Any:
-    return Mirrored(parts) if all(map(is_array, parts)) else PerReplica(parts)
+    if all(isinstance(part, ComponentVariable) for part in parts):
+        wholes = {id(part.whole) for part in parts}
+        return parts[0].whole if len(wholes) == 1 else PerReplica(parts)
+    if all(is_array(part) or is_number(part) for part in parts):
+        return Mirrored(map(jnp.asarray, parts))
+    return PerReplica(parts)
 
 
 def _ungroup(strategy: Any, merged: PyTree) -> PyTree:

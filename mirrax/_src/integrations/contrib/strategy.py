@@ -22,9 +22,11 @@ from mirrax._src.base.values import (
     ReplicaValues,
     is_leaf,
     part_of,
+    to_device,
 )
 from mirrax._src.cluster.resolvers import SimpleClusterResolver
 from mirrax._src.cluster.spec import ClusterSpec
+from mirrax._src.collectives.ops import check_pairs
 from mirrax._src.integrations.compat_v1 import grouped, isolated
 from mirrax._src.integrations.contrib.cross_tower_ops import (
     CrossTowerOps,
@@ -33,6 +35,7 @@ from mirrax._src.integrations.contrib.cross_tower_ops import (
 from mirrax._src.integrations.contrib.datasets import TowerDataset, distribute
 from mirrax._src.integrations.contrib.multi_step import MultiStepContext
 from mirrax._src.state.distributed import DistributedVariable
+from mirrax._src.state.on_read import SyncOnReadVariable
 from mirrax._src.state.variable import Variable
 from mirrax._src.strategies.mirrored import MirroredStrategy as CoreMirrored
 from mirrax._src.strategies.multi_worker import MultiWorkerMirroredStrategy
@@ -246,31 +249,48 @@ class DistributionStrategy:
         value_destination_pairs: Sequence[tuple[Any, Any]],
     ) -> list[Any]:
         """Several `reduce` in one, so that small values travel together."""
-        return self._reduce_all(aggregation, list(value_destination_pairs))
+        return self._reduce_all(aggregation, check_pairs(value_destination_pairs))
 
     def _reduce_all(
         self, aggregation: VariableAggregation, pairs: list[tuple[Any, Any]]
     ) -> list[Any]:
         extended = self.core.extended
+        # A tower-local variable is one value for each tower.
+        pairs = [
+            (v.copies() if isinstance(v, SyncOnReadVariable) else v, d)
+            for v, d in pairs
+        ]
         if aggregation is _ONLY_FIRST:
+            if any(_is_mapped(value) for value, _ in pairs):
+                raise ValueError("What `map` gives can be reduced by SUM or MEAN only.")
             first = self.core.first_part
             return [extended.broadcast_to(first(v), d) for v, d in pairs]
         op = reduce_op_of(aggregation)
-        if any(_is_mapped(value) for value, _ in pairs):
-            return [self._reduce_mapped(op, v, d) for v, d in pairs]
-        return extended.batch_reduce_to(op, pairs)
+        others = [pair for pair in pairs if not _is_mapped(pair[0])]
+        reduced = iter(extended.batch_reduce_to(op, others))
+        return [
+            self._reduce_mapped(op, v, d) if _is_mapped(v) else next(reduced)
+            for v, d in pairs
+        ]
 
     def _reduce_mapped(self, op: ReduceOp, value: PerReplica, destinations: Any) -> Any:
         """All results of a `map` combined, however many each device has."""
         outputs = [output.get() for output in value.values]
+        if not any(outputs):
+            raise ValueError("There is nothing to reduce: `map` had no elements.")
         zero = jnp.zeros_like(next(x for results in outputs for x in results))
-        sums = PerReplica([sum(results, start=zero) for results in outputs])
-        total = self.core.extended.reduce_to(ReduceOp.SUM, sums, destinations)
-        if op is ReduceOp.SUM:
-            return total
-        counts = PerReplica([jnp.asarray(float(len(results))) for results in outputs])
-        count = self.core.extended.reduce_to(ReduceOp.SUM, counts, destinations)
-        return self.core.extended.broadcast_to(total / count, destinations)
+        sums = [sum(results, start=zero) for results in outputs]
+        counts = [jnp.asarray(len(results)) for results in outputs]
+        total = self.core.reduce(ReduceOp.SUM, self._spread(sums), axis=None)
+        if op is ReduceOp.MEAN:
+            total = total / self.core.reduce(ReduceOp.SUM, self._spread(counts), None)
+        return self.core.extended.broadcast_to(total, destinations)
+
+    def _spread(self, parts: Sequence[jax.Array]) -> Any:
+        """A per-device value of one part for each of this worker's towers."""
+        mesh = self.core.replica_mesh
+        devices = mesh.local_devices if mesh is not None else jax.local_devices()[:1]
+        return PerReplica(map(to_device, parts, devices))
 
     @renamed("extended.broadcast_to")
     def broadcast(self, tensor: Any, destinations: Any = None) -> Any:
@@ -426,10 +446,14 @@ class MirroredStrategy(DistributionStrategy):
                 "`cross_tower_ops` must be a CrossTowerOps, such as "
                 f"AllReduceCrossTowerOps(), got {cross_tower_ops!r}."
             )
-        self._devices = list(devices) if devices is not None else _gpus(self._num_gpus)
+        if isinstance(devices, str) or not isinstance(devices, Sequence | None):
+            raise TypeError(f"`devices` must be a list of devices, got {devices!r}.")
+        self._devices = devices if devices is not None else _gpus(self._num_gpus)
         self._cross_tower_ops = cross_tower_ops
         self._prefetch_on_device = prefetch_on_device
         self._core = None
+        if devices is not None:  # no cluster can follow, so that errors come at once
+            _ = self.core
 
     @property
     def core(self) -> Strategy:
@@ -520,8 +544,8 @@ def face_of(core: Strategy) -> DistributionStrategy:
 def _gpus(count: int | None) -> list[str] | None:
     if count is None:
         return None
-    if count < 0:
-        raise ValueError(f"`num_gpus` must be at least 0, got {count}.")
+    if not isinstance(count, int) or isinstance(count, bool) or count < 0:
+        raise ValueError(f"`num_gpus` must be a number of at least 0, got {count!r}.")
     return [f"GPU:{i}" for i in range(count)] or ["CPU:0"]
 
 

@@ -45,7 +45,11 @@ class TowerContext:
     @property
     def device(self) -> str:
         """The device that this tower runs on; not known in a compiled function."""
-        return self._replica.devices[0]
+        device = self._replica.devices[0]
+        strategy = self._replica.strategy
+        if strategy.replica_mesh is None:
+            return device
+        return strategy.extended.worker_devices[self._replica.local_index]
 
     def merge_call(
         self, merge_fn: Callable[..., PyTree], *args: Any, **kwargs: Any

@@ -26,6 +26,8 @@ from mirrax._src.strategies.default import (
     in_cross_replica_context as in_cross_replica_context,
 )
 from mirrax._src.strategies.extended import StrategyExtended as StrategyExtended
+from mirrax._src.strategies.feeding import InputIterator as InputIterator
+from mirrax._src.strategies.stepping import MultiStepContext as MultiStepContext
 from mirrax._src.strategies.strategy import RunOptions as RunOptions
 from mirrax.compat.v1.distribute import experimental as experimental
 from mirrax.distribute import cluster_resolver as cluster_resolver
