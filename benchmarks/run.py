@@ -21,6 +21,7 @@ HERE = Path(__file__).resolve().parent
 SCRIPTS = (
     "steps",
     "host_time",
+    "many_steps",
     "first_step",
     "many_variables",
     "packing",

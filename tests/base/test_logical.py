@@ -33,7 +33,7 @@ def output(code: str, **env: str) -> str:
     return done.stdout.strip()
 
 
-@pytest.mark.parametrize("count", [2, 16])
+@pytest.mark.parametrize("count", [2, pytest.param(16, marks=pytest.mark.slow)])
 def test_asking_for_devices_makes_them_and_a_pool_of_twice_as_many(count) -> None:
     code = f"""
 import mirrax as mx
@@ -43,6 +43,7 @@ mx.MirroredStrategy([f"CPU:{{i}}" for i in range({count})])
     assert threads >= 2 * count
 
 
+@pytest.mark.slow
 def test_devices_that_the_user_asks_jax_for_get_the_pool_too() -> None:
     code = """
 import mirrax, jax
@@ -52,12 +53,14 @@ assert len(jax.devices()) == 12
     assert int(output(code + COUNT_THREADS)) >= 24
 
 
+@pytest.mark.slow
 def test_devices_from_xla_flags_get_the_pool_too() -> None:
     flags = "--xla_force_host_platform_device_count=12"
     code = "import mirrax, jax; assert len(jax.devices()) == 12\n"
     assert int(output(code + COUNT_THREADS, XLA_FLAGS=flags)) >= 24
 
 
+@pytest.mark.slow
 def test_the_users_own_setting_stays_and_a_small_one_is_warned_about() -> None:
     code = 'import mirrax as mx; mx.MirroredStrategy([f"CPU:{i}" for i in range(8)])\n'
     done = run(code + COUNT_THREADS, NPROC="9")
@@ -66,6 +69,7 @@ def test_the_users_own_setting_stays_and_a_small_one_is_warned_about() -> None:
     assert "NPROC=9 sets its size; set it to 16 or more" in done.stderr
 
 
+@pytest.mark.slow
 def test_importing_too_late_is_warned_about_and_still_runs() -> None:
     code = """
 import jax
@@ -83,6 +87,7 @@ print(float(total))
     assert "import mirrax first" in done.stderr
 
 
+@pytest.mark.slow
 def test_children_do_not_inherit_the_pool() -> None:
     code = """
 import os, mirrax as mx
@@ -137,7 +142,7 @@ print("done")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("count", [2, 4, 8])
+@pytest.mark.parametrize("count", [2, 8])
 def test_steps_without_waiting_run_through(count) -> None:
     kept = {k: v for k, v in os.environ.items() if k not in ("NPROC", "PJRT_NPROC")}
     done = subprocess.run(

@@ -35,6 +35,7 @@ def test_devices_can_be_named(strategy) -> None:
     assert list(named.mesh.devices.flat) == jax.local_devices()[:1]
 
 
+@pytest.mark.slow
 @both_engines
 def test_a_training_loop_ends_where_numpy_does(strategy, wrap) -> None:
     n = strategy.num_replicas_in_sync

@@ -75,6 +75,7 @@ def test_one_compiled_function_reads_a_variable_anew(kind, strategy, w):
     assert step.trace_count == 1
 
 
+@pytest.mark.slow
 @kinds
 @pytest.mark.parametrize("engine", ["eager", "compiled"])
 def test_gradients_read_a_variable_anew(kind, engine, strategy, w):
@@ -86,6 +87,7 @@ def test_gradients_read_a_variable_anew(kind, engine, strategy, w):
         assert parts(strategy, out) == [20.0 * value * factor] * 2
 
 
+@pytest.mark.slow
 @kinds
 @pytest.mark.parametrize("engine", ["eager", "compiled"])
 def test_the_replica_id_is_each_replicas_own_or_refused(kind, engine, strategy):

@@ -78,6 +78,7 @@ def test_aux_values_come_back_beside_the_value(engine, strategy):
     assert parts(strategy, prediction) == [2.0, 6.0]
 
 
+@pytest.mark.slow
 @all_styles
 def test_a_moving_average_assigned_inside_the_loss_is_kept(engine, strategy):
     with strategy.scope():

@@ -29,6 +29,7 @@ def raising_signal():
     signal.signal(signal.SIGUSR1, previous)
 
 
+@pytest.mark.slow
 def test_no_variable_is_lost(two_cpus, raising_signal) -> None:
     with two_cpus.scope():
         w = mx.Variable(jnp.eye(SIZE))

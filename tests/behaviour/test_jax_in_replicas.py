@@ -128,6 +128,7 @@ def test_replicas_may_communicate_inside_a_scan(engine):
     assert parts(strategy, total) == [33.0, 33.0]
 
 
+@pytest.mark.slow
 @all_styles
 def test_grad_vmap_jit_and_checkpoint_in_a_replica(engine):
     strategy = mirrored(2)
@@ -160,6 +161,7 @@ def test_the_gradient_of_an_all_reduce_is_the_all_reduce_of_the_gradients(engine
     assert parts(strategy, gradient) == [18.0, 18.0]
 
 
+@pytest.mark.slow
 @both_engines
 def test_random_keys_can_be_folded_with_the_replica_id(engine):
     strategy = mirrored(2)
@@ -187,6 +189,7 @@ def test_random_keys_can_be_per_replica_values(engine):
         np.testing.assert_array_equal(jax.random.key_data(part), expected)
 
 
+@pytest.mark.slow
 @both_engines
 def test_a_random_key_can_be_a_variable(engine):
     strategy = mirrored(2)
@@ -249,6 +252,7 @@ def test_run_inside_jit():
     np.testing.assert_array_equal(total(jnp.array([1.0, 10.0])), [3.0, 30.0])
 
 
+@pytest.mark.slow
 def test_a_gradient_through_run_and_reduce():
     strategy = mirrored(2)
 

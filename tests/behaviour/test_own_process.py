@@ -35,6 +35,7 @@ def test_a_collective_in_a_finally_block_does_not_hang_when_another_replica_rais
     assert "replica 1 (CPU:1)" in done.stdout
 
 
+@pytest.mark.slow
 def test_passing_a_donated_value_on_does_not_crash_the_process():
     done = run_script(
         """
@@ -58,6 +59,7 @@ def test_passing_a_donated_value_on_does_not_crash_the_process():
     assert done.stdout.count("was donated") == 3, done.stdout
 
 
+@pytest.mark.slow
 def test_nothing_leaks_by_jaxs_own_check():
     done = run_script(
         """
@@ -92,6 +94,7 @@ def test_nothing_leaks_by_jaxs_own_check():
     assert done.stdout.splitlines() == ["ok 5.0", "ok 9.0", "ok 13.0"]
 
 
+@pytest.mark.slow
 def test_asking_for_cpu_devices_makes_them_and_asking_for_more_later_says_how():
     done = run_script(
         """

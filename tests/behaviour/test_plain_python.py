@@ -148,6 +148,7 @@ def test_a_value_and_grad_may_branch_on_what_depends_on_variables(strategy):
     assert parts(strategy, gradient) == [6.0, 2.0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "loss",
     [

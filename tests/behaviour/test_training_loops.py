@@ -45,7 +45,7 @@ def regression_step(w):
 
 
 @both_engines
-@pytest.mark.parametrize("n", [1, 2, 4, 8])
+@pytest.mark.parametrize("n", [1, 2, 4, pytest.param(8, marks=pytest.mark.slow)])
 def test_linear_regression_with_a_variable(engine, n):
     strategy = mirrored(n)
     with strategy.scope():
@@ -241,7 +241,13 @@ def train_mlp(strategy, engine, steps=5):
 
 @pytest.mark.parametrize(
     "n, engine",
-    [(2, "eager"), *((n, "compiled") for n in (1, 2, 4, 8))],
+    [
+        (2, "compiled"),
+        *(
+            pytest.param(*each, marks=pytest.mark.slow)
+            for each in [(2, "eager"), *((n, "compiled") for n in (1, 4, 8))]
+        ),
+    ],
 )
 def test_an_mlp_trains_the_same_on_any_number_of_replicas(n, engine):
     losses, weights = train_mlp(mirrored(n), engine)
@@ -255,6 +261,7 @@ def test_an_mlp_trains_the_same_on_any_number_of_replicas(n, engine):
     )
 
 
+@pytest.mark.slow
 @both_engines
 def test_the_same_training_twice_is_bit_identical(engine):
     first_losses, first = train_mlp(mirrored(2), engine)
@@ -292,6 +299,7 @@ def test_functional_style_with_optax_and_donated_state(n):
     assert float(initial["w"]) == 0.0, "the user's own array is never donated"
 
 
+@pytest.mark.slow
 @both_engines
 def test_functional_style_with_momentum_in_both_engines(engine):
     strategy = mirrored(2)
@@ -337,6 +345,7 @@ def test_functional_style_inside_a_function_around_the_caller(n):
     assert step.trace_count == 1
 
 
+@pytest.mark.slow
 @both_engines
 def test_a_flax_linen_module_trains_in_a_replica(engine):
     strategy = mirrored(2)

@@ -20,7 +20,11 @@ from helpers.engines import (
 
 import mirrax as mx
 
-lengths = pytest.mark.parametrize("lengths", [(4, 2), (3, 0), (5, 3, 0, 1)], ids=str)
+lengths = pytest.mark.parametrize(
+    "lengths",
+    [(4, 2), (3, 0), pytest.param((5, 3, 0, 1), marks=pytest.mark.slow)],
+    ids=str,
+)
 
 
 def batch_of(strategy, lengths, width=None):
@@ -348,6 +352,7 @@ def test_a_partial_batch_does_not_take_the_users_arrays():
     assert parts(strategy, v) == [[7.0, 8.0], [13.0, 14.0]]
 
 
+@pytest.mark.slow
 def test_what_a_partial_batch_returned_outlives_the_next_steps():
     strategy = mirrored(2)
     with strategy.scope():

@@ -44,6 +44,7 @@ COMPUTATIONS = {
 }
 
 
+@pytest.mark.slow
 @all_styles
 def test_jnp_functions_and_operators_take_a_variable(engine):
     strategy, v = make([1.0, 2.0])

@@ -14,10 +14,8 @@ import optax
 
 import mirrax as mx
 
-STEP_SECONDS = 0.05
 
-
-def main(directory: Path, steps: int) -> None:
+def main(directory: Path, steps: int, step_seconds: float) -> None:
     strategy = mx.distribute.MultiWorkerMirroredStrategy()
     random = np.random.default_rng(0)
     features = random.normal(size=(150, 8)).astype(np.float32)
@@ -52,7 +50,7 @@ def main(directory: Path, steps: int) -> None:
     with mx.train.PreemptionCheckpointHandler(resolver, manager) as handler:
         while handler.total_run_calls < steps:
             handler.run(lambda: strategy.run(train_step, next(iterator)))
-            time.sleep(STEP_SECONDS)
+            time.sleep(step_seconds)
             if handler.total_run_calls % 7 == 0:
                 manager.save()
     manager.sync()
@@ -63,4 +61,4 @@ def main(directory: Path, steps: int) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+    main(Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]))

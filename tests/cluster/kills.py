@@ -58,7 +58,7 @@ def run_with_kills(
     command = [sys.executable, "-m", "mirrax", "run", "--workers", str(workers)]
     command += ["--max-restarts", str(100 + 10 * count)]
     command += ["--log-dir", str(directory / "logs"), str(SCRIPT), str(directory)]
-    command += [str(steps)]
+    command += [str(steps), str(STEP_SECONDS if count else 0)]
     with open(log, "w") as output:
         launcher = subprocess.Popen(
             command,

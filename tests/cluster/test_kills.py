@@ -12,7 +12,7 @@ import pytest
 
 from tests.cluster.kills import STEP_SECONDS, run_with_kills
 
-KILLS = int(os.environ.get("MIRRAX_KILLS", "3"))
+KILLS = int(os.environ.get("MIRRAX_KILLS", "2"))
 
 
 @pytest.mark.slow

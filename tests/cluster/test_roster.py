@@ -369,6 +369,7 @@ def test_the_reason_of_a_failing_worker_reaches_the_others_before_it_ends(serve)
     assert "KeyError: 'loss'" in first.hear("failure")["text"]
 
 
+@pytest.mark.slow
 def test_only_the_first_failure_is_told(serve):
     first, second, third = serve(3).start()
     second.send("failed", "the cause")
@@ -378,6 +379,7 @@ def test_only_the_first_failure_is_told(serve):
     assert later == ["status", "status"]
 
 
+@pytest.mark.slow
 def test_a_silent_member_is_lost_after_the_heartbeat(serve):
     server = serve(2, heartbeat=2.0)
     begin = time.monotonic()

@@ -1,7 +1,9 @@
 """mirrax's side of `api`."""
 
+import warnings
 from contextlib import contextmanager
 from types import SimpleNamespace
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +11,7 @@ import numpy as np
 import optax
 
 import mirrax as mx
+from mirrax._src.base import errors as _errors
 from mirrax.distribute.cluster_resolver import ClusterSpec  # noqa: F401
 
 from . import neutral
@@ -62,7 +65,8 @@ def mirrored(num_replicas, **kwargs):
 
 
 def mirrored_v1(num_replicas):
-    return mirrored(num_replicas)
+    devices = [f"CPU:{index}" for index in range(num_replicas)]
+    return mx.compat.v1.distribute.MirroredStrategy(devices)
 
 
 def one_device():
@@ -144,3 +148,44 @@ def function_with_loop(fn):
 
 def compile_if(engine, fn):
     return function(fn) if engine == "compiled" else fn
+
+
+def v1():
+    """The names of TensorFlow 1."""
+    return mx.compat.v1
+
+
+def deprecations(fn, times):
+    """What each call of `fn` is warned of, as if mirrax had not warned of it yet."""
+    messages = []
+    with mock.patch.object(_errors, "_warned", set()):
+        for _ in range(times):
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                fn()
+            messages.append([str(each.message) for each in caught])
+    return messages
+
+
+def loops(make_strategy, make_dataset, make_step, iterations, initial, times):
+    """The outputs of a loop of steps that runs several times."""
+    strategy = make_strategy()
+    iterator = strategy.make_dataset_iterator(make_dataset())
+    run = strategy.extended.experimental_run_steps_on_iterator
+    context = run(make_step(strategy), iterator, iterations, initial)
+
+    def again():
+        context.run_op()
+        return context.last_step_outputs
+
+    return [context.last_step_outputs, *(attempt(again) for _ in range(times - 1))]  # noqa: F405
+
+
+@contextmanager
+def loops_of(engine):
+    """How the block runs loops of steps: step by step, or as one program."""
+    mx.config.run_functions_eagerly(engine == "eager")
+    try:
+        yield
+    finally:
+        mx.config.run_functions_eagerly(False)

@@ -2,7 +2,8 @@
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from inspect import signature
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -136,3 +137,17 @@ def _plain(value: Any) -> Any:
     if isinstance(value, bytes):
         return value.decode("utf-8", "backslashreplace")
     return value
+
+
+def parameters(fn: Callable[..., Any]) -> dict[str, Any]:
+    """What a method can be given: its parameters, and their defaults in words."""
+    return {
+        name: "required" if each.default is each.empty else str(each.default)
+        for name, each in signature(fn).parameters.items()
+        if name != "self"
+    }
+
+
+def loops_of(engine: str) -> AbstractContextManager[None]:
+    """How the block runs loops of steps: eagerly or compiled, where there is a choice."""
+    return nullcontext()

@@ -1,5 +1,6 @@
 """TensorFlow's side of `api`, on four logical CPU devices."""
 
+import logging
 import os
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -149,3 +150,38 @@ def function_with_loop(fn):
 
 def compile_if(engine, fn):
     return function(fn) if engine == "compiled" else fn
+
+
+def v1():
+    """The names of TensorFlow 1."""
+    return tf.compat.v1
+
+
+def deprecations(fn, times):
+    """What each call of `fn` is warned of, in the log: once for each name."""
+    logger, listener, messages = tf.get_logger(), logging.Handler(), []
+    listener.emit = lambda record: messages[-1].append(record.getMessage())
+    logger.handlers = [listener]
+    logger.setLevel("WARNING")
+    for _ in range(times):
+        messages.append([])
+        fn()
+    return [[each for each in call if "is deprecated" in each] for call in messages]
+
+
+def loops(make_strategy, make_dataset, make_step, iterations, initial, times):
+    """The outputs of a loop of steps that runs several times, which takes a graph."""
+
+    def step(context, element):
+        made(context, element)
+        return tf.no_op()
+
+    with tf.Graph().as_default(), v1().Session() as session:
+        strategy = make_strategy()
+        made = make_step(strategy)
+        iterator = strategy.make_dataset_iterator(make_dataset())
+        run = strategy.extended.experimental_run_steps_on_iterator
+        with strategy.scope():
+            outputs = run(step, iterator, iterations, initial).last_step_outputs
+        session.run(iterator.initialize())
+        return [attempt(lambda: session.run(outputs)) for _ in range(times)]  # noqa: F405

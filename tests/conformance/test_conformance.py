@@ -11,7 +11,9 @@ from . import mirrax_api, record
 from .describe import describe, same
 from .scenarios import all_scenarios
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*is the older name")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*(is the older name|has nothing to do in mirrax)"
+)
 SCENARIOS = all_scenarios()
 ASKED = [(each, engine) for each in SCENARIOS for engine in each.engines]
 RECORDED = {
@@ -23,7 +25,7 @@ RECORDED = {
 ROWS = """
 1.1 1.2 1.4 2.1 2.2 2.3 2.4 3.1 3.2 3.3 3.4 3.5 3.6 4.1 4.2 4.3 4.4 4.5
 5.1 5.2 5.3 5.4 5.5 5.6 5.7 5.8 5.9 5.10 6.1 6.2 6.3 6.4 7.1 7.3 7.4 7.5 7.6
-8.3 9.1 9.2 9.3
+8.3 9.1 9.2 9.3 10.1 10.3
 12.1 12.3 12.4 12.5 12.6 12.7 12.8 12.9 12.10 12.11 12.12 12.14 12.15 12.16
 """.split()
 # TensorFlow has no 1.3 (when JAX's backend starts) and no 2.5 (JAX's collectives).

@@ -50,6 +50,7 @@ def test_each_dtype_has_its_own_pack():
     assert arrays_in(text, "all-reduce") == 2
 
 
+@pytest.mark.slow
 def test_a_pack_does_not_grow_without_end():
     assert arrays_in(reduce_text(mirrored(2), [1] * 70), "all-reduce") == 2
 
@@ -128,6 +129,7 @@ ALGORITHMS = {
 algorithms = pytest.mark.parametrize("name", ALGORITHMS)
 
 
+@pytest.mark.slow
 @algorithms
 @pytest.mark.parametrize("n", [2, 3, 4])
 def test_all_algorithms_give_the_same_sums(name, n):

@@ -22,7 +22,9 @@ import mirrax as mx
 both_engines = pytest.mark.parametrize("engine", ["eager", "compiled"])
 
 # The third way to compile: `mx.function` around the code that calls `run`.
-all_styles = pytest.mark.parametrize("engine", ["eager", "compiled", "caller"])
+all_styles = pytest.mark.parametrize(
+    "engine", ["eager", "compiled", pytest.param("caller", marks=pytest.mark.slow)]
+)
 
 
 def mirrored(num_replicas: int, **kwargs: Any) -> mx.MirroredStrategy:

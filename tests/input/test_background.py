@@ -436,7 +436,7 @@ SLEEPERS = {
 }
 
 
-FAST = ("prefetch", "distributed")
+FAST = ("distributed",)
 
 
 @pytest.mark.parametrize(

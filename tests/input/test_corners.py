@@ -56,11 +56,13 @@ def killed_at_five(x):
     return x
 
 
+@pytest.mark.slow
 def test_processes_are_used_without_a_number_of_calls():
     dataset = Dataset.range(3).map(process_of, workers="processes")
     assert os.getpid() not in {int(pid) for pid in dataset}
 
 
+@pytest.mark.slow
 def test_after_a_process_was_killed_the_next_pass_has_new_ones(monkeypatch):
     monkeypatch.setenv("MIRRAX_TEST_KILL", "1")
     dataset = Dataset.range(9).map(

@@ -466,6 +466,7 @@ def test_who_changes_an_element_does_not_change_the_data(way):
 # Memory over time ---------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["memory", "one by one", "cached", "files"])
 def test_memory_does_not_grow_from_epoch_to_epoch(kind, strategy, tmp_path):
     rows = np.ones((128, 512), "float32")  # a quarter of a megabyte

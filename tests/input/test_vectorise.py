@@ -236,7 +236,15 @@ def rows_of(batch):
     return list(batch)
 
 
-@pytest.mark.parametrize("layout", ["plain", "fortran", "strided", "reversed"])
+@pytest.mark.parametrize(
+    "layout",
+    [
+        pytest.param("plain", marks=pytest.mark.slow),  # with all shapes
+        pytest.param("fortran", marks=pytest.mark.slow),
+        "strided",
+        pytest.param("reversed", marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.filterwarnings("ignore::numpy.exceptions.ComplexWarning")

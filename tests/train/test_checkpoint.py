@@ -135,6 +135,7 @@ def test_a_variable_without_a_value_of_its_own_cannot_be_saved(tmp_path):
 # Dtypes and shapes ----------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_every_dtype_to_the_last_bit(tmp_path):
     strategy = mirrored(2)
     values = {dtype: sample(dtype) for dtype in DTYPES}
@@ -245,6 +246,7 @@ def test_arrays_that_are_not_contiguous(tmp_path):
         np.testing.assert_array_equal(loaded[name], view)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("impl", ["threefry2x32", "rbg"])
 def test_keys_of_random_numbers(impl, tmp_path):
     key = jax.random.key(3, impl=impl)

@@ -254,10 +254,10 @@ def consistent(path):
 @pytest.mark.parametrize(
     "way, kills",
     [
-        ("lambda c: c.save({path!r} + '/ckpt')", 5),
-        ("by_manager({path!r})", 5),
-        ("by_manager({path!r}, number=1)", 5),
-        ("lambda c: c.write({path!r} + '/ckpt-1')", 5),
+        ("lambda c: c.save({path!r} + '/ckpt')", 3),
+        ("by_manager({path!r})", 3),
+        ("by_manager({path!r}, number=1)", 3),
+        ("lambda c: c.write({path!r} + '/ckpt-1')", 3),
     ],
     ids=["save", "manager", "overwrite", "write"],
 )

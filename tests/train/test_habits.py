@@ -14,6 +14,8 @@ import pytest
 import mirrax as mx
 from mirrax.train import Checkpoint, CheckpointManager, Optimizer
 
+pytestmark = pytest.mark.slow
+
 
 def strategy_of(count: int) -> mx.MirroredStrategy:
     return mx.MirroredStrategy([f"CPU:{i}" for i in range(count)])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 
 import jax
 import jax.numpy as jnp
@@ -110,32 +109,28 @@ def test_two_replicas():
     assert_as_on_one_device("momentum", 2, (BATCH,), 20)
 
 
-@pytest.mark.parametrize(
-    "engine", [pytest.param("eager", marks=pytest.mark.slow), "compiled"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["eager", "compiled"])
 def test_two_replicas_with_uneven_batches(engine):
     assert_as_on_one_device("momentum", 2, (BATCH, LAST), 4, engine)
 
 
-each_on_each_number = pytest.mark.parametrize(
-    "name, n", list(itertools.product(["sgd", "momentum", "adam"], [1, 2, 4, 8]))
-)
-
-
 @pytest.mark.slow
-@each_on_each_number
+@pytest.mark.parametrize("name, n", [("sgd", 1), ("adam", 4), ("momentum", 8)])
 def test_any_number_of_replicas(name, n):
     assert_as_on_one_device(name, n, (BATCH,), 50)
 
 
 @pytest.mark.slow
-@each_on_each_number
+@pytest.mark.parametrize(
+    "name, n", [("adam", 1), ("adam", 2), ("sgd", 4), ("momentum", 8)]
+)
 def test_a_partial_batch_at_the_end_of_every_epoch(name, n):
     assert_as_on_one_device(name, n, (BATCH, BATCH, BATCH, BATCH, LAST), 50)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name, n", [("sgd", 2), ("momentum", 8), ("adam", 2)])
+@pytest.mark.parametrize("name, n", [("momentum", 4), ("adam", 2)])
 def test_eager_replicas(name, n):
     assert_as_on_one_device(name, n, (BATCH, BATCH, LAST), 6, "eager")
 
@@ -150,9 +145,8 @@ def test_the_same_run_twice_is_the_same_to_the_last_bit(engine):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sizes", [(BATCH,), (BATCH, LAST)], ids=["even", "uneven"])
-def test_a_long_run_twice_is_the_same_to_the_last_bit(sizes):
-    runs = [train("adam", 8, sizes, 50) for _ in range(2)]
+def test_a_long_run_twice_is_the_same_to_the_last_bit():
+    runs = [train("adam", 4, (BATCH, LAST), 50) for _ in range(2)]
     assert runs[0][0] == runs[1][0]
     for key, value in runs[0][1].items():
         assert value.tobytes() == runs[1][1][key].tobytes()

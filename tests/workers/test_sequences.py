@@ -11,7 +11,7 @@ from helpers.engines import per_replica
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from property import numpy_model as model
-from property.examples import examples
+from property.examples import IS_THOROUGH, examples
 
 import mirrax as mx
 
@@ -226,7 +226,10 @@ def assert_close(found: Any, wanted: Any, worker: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ["compiled", "in turn"])
-@settings(examples(4), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    examples(4 if IS_THOROUGH else 2),
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 @given(batch=st.lists(programs, min_size=12, max_size=12))
 def test_any_sequence(two_by_two: Pool, engine: str, batch) -> None:
     results = two_by_two.run(perform, engine, batch)

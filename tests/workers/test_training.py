@@ -19,7 +19,7 @@ from mirrax.testing import WorkerError, run_workers
 from .comparing import Pool, error_of
 from .training import STEPS, train, train_alone
 
-CASES = [("mlp", "sgd"), ("mlp", "adam"), ("cnn", "momentum")]
+CASES = [("mlp", "adam"), ("cnn", "momentum")]
 
 
 @functools.cache
@@ -43,10 +43,10 @@ def train_all(strategy, cases):
 @pytest.mark.slow
 def test_two_workers_of_two(two_by_two: Pool) -> None:
     """As on one device; and twice the same to the last bit."""
-    *found, again = two_by_two.run_alike(train_all, [*CASES, CASES[1]])
+    *found, again = two_by_two.run_alike(train_all, [*CASES, CASES[0]])
     for each, case in zip(found, CASES):
         assert_as_alone(each, *case)
-    losses, weights = found[1]
+    losses, weights = found[0]
     assert losses == again[0]
     for key, value in weights.items():
         assert value.tobytes() == again[1][key].tobytes()
@@ -56,9 +56,8 @@ def test_two_workers_of_two(two_by_two: Pool) -> None:
 @pytest.mark.parametrize(
     ("pool", "cases"),
     [
-        ("two_by_one", [("mlp", "adam"), ("cnn", "sgd")]),
-        ("three_by_one", [("mlp", "momentum")]),
-        ("four_by_one", [("cnn", "adam")]),
+        ("two_by_one", [("mlp", "momentum")]),
+        ("three_by_one", [("cnn", "sgd")]),
     ],
 )
 def test_other_numbers_of_workers(pool, cases, request) -> None:

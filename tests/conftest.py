@@ -1,0 +1,54 @@
+"""What keeps the tests fast: which of them one process of pytest-xdist runs, and what first."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import pytest
+from helpers.quick import mark_if_slow
+
+# One process has all of such a folder: its tests share worker processes, or wait more than
+# they compute, while other processes compute. What takes long comes first.
+_TOGETHER = ("workers", "cluster", "command_line", "testing")
+_FIRST = (*_TOGETHER, "examples", "conformance", "train", "property")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def what_is_old_is_not_searched() -> None:
+    """Garbage is looked for in what this file has made: JAX keeps millions of objects."""
+    gc.collect()
+    gc.freeze()
+
+
+def _folder(nodeid: str) -> str:
+    return nodeid.removeprefix("tests/").split("/")[0]
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    mark_if_slow(item)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    def place(item: pytest.Item) -> int:
+        folder = _folder(item.nodeid)
+        return _FIRST.index(folder) if folder in _FIRST else len(_FIRST)
+
+    items.sort(key=place)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """File by file, but some folders whole, unless `--dist` asks for something else."""
+    if config.getoption("dist") != "load":
+        return None
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Scheduling(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            folder = _folder(nodeid)
+            return folder if folder in _TOGETHER else nodeid.split("::")[0]
+
+    config.option.loadscopereorder = False  # by size: long tests are in small files
+    return Scheduling(config, log)
