@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from mirrax._src.base.jax_compat import Jaxpr
 from mirrax._src.base.mesh import ReplicaMesh
 from mirrax._src.base.values import (
     PerReplica,
@@ -23,6 +24,7 @@ from mirrax._src.base.values import (
     is_number,
     stack,
 )
+from mirrax._src.engines.invariance import sub_jaxprs
 from mirrax._src.engines.program import Staged
 from mirrax._src.engines.signature import (
     SAME,
@@ -49,6 +51,10 @@ class UnlikeSteps(Exception):
     """The elements are not of one kind, so no one program loops over them."""
 
 
+class SlowInLoops(Exception):
+    """XLA would compile the step to something much slower inside a loop."""
+
+
 def stage_steps(
     fn: Callable[..., PyTree],
     signature: Signature,
@@ -67,6 +73,7 @@ def stage_steps(
 
     Raises:
         UnlikeSteps: If the elements differ in structure, shape or what is static.
+        SlowInLoops: If a loop would take much longer than single steps.
     """
     one, num_common, width = _of_one_step(signature, arrays)
     first = arrays[: num_common + width]
@@ -75,6 +82,8 @@ def stage_steps(
         split = [v for v, k in traced.writes.items() if isinstance(k, Split)]
         if not split_up(split):
             break
+    if _is_slow_in_loops(traced):
+        raise SlowInLoops
     loop = _Loop(traced, num_common, width, _num_steps(signature), keep_all)
     reads = {v: layout_in(v, v.stored)[0] for v in (*traced.reads, *traced.writes)}
     return Staged(
@@ -96,6 +105,20 @@ def stage_steps(
             traced.writes,
             traced.code.num_results,
         ),
+    )
+
+
+def _is_slow_in_loops(traced: CallTrace) -> bool:
+    """Whether a step convolves on CPUs: XLA has its fast convolutions outside loops only."""
+    device = traced.mesh.devices[0] if traced.mesh is not None else jax.devices()[0]
+    return device.platform == "cpu" and _convolves(traced.code.closed.jaxpr)
+
+
+def _convolves(jaxpr: Jaxpr) -> bool:
+    return any(
+        eqn.primitive is lax.conv_general_dilated_p
+        or any(map(_convolves, sub_jaxprs(eqn)))
+        for eqn in jaxpr.eqns
     )
 
 

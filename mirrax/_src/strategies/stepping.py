@@ -20,10 +20,8 @@ from mirrax._src.base.reduce_op import (
 from mirrax._src.base.values import PyTree, UnevenError, is_array, is_leaf, is_number
 from mirrax._src.engines.blocks import functions_run_eagerly
 from mirrax._src.engines.function import Function, FunctionCache
-from mirrax._src.engines.steps import UnlikeSteps
+from mirrax._src.engines.steps import SlowInLoops, UnlikeSteps
 from mirrax._src.state.variable import Variable
-
-_NO_PROGRAM = (UnlikeSteps, UnevenError, RunEagerly)
 
 
 class MultiStepContext:
@@ -108,7 +106,7 @@ class MultiStepContext:
         """Makes `output`, which is no array, a result: in a replica, those of all in a tuple."""
         here = context.current()
         leaves = jax.tree.leaves(output, is_leaf=is_leaf)
-        if any(isinstance(leaf, Tracer) for leaf in leaves):
+        if any(isinstance(leaf, Tracer) or is_leaf(leaf) for leaf in leaves):
             raise ValueError(
                 f"Output {name!r} is an array, which a compiled loop computes anew in every "
                 "step. Use `set_last_step_output`."
@@ -151,10 +149,37 @@ class _Others:
 
 @dataclass
 class _Step:
-    """A step function, compiled, with the variables that hold its replicas' outputs."""
+    """A step function, compiled.
+
+    Attributes:
+        function: Takes what all steps share, then an element.
+        slots: The variables that hold outputs of its replicas.
+        outputs: The names of its outputs, once it has been traced.
+        loops: Whether it is worth looping over.
+    """
 
     function: Function
     slots: dict[Any, Variable] = field(default_factory=dict)
+    outputs: list[str] | None = None
+    loops: bool = True
+
+    def loop(
+        self,
+        common: tuple[Any, ...],
+        elements: Sequence[Any],
+        count: int,
+        keep_all: bool,
+    ) -> tuple[PyTree] | None:
+        """The results of a loop over `elements`; None if they have to go one by one."""
+        if not self.loops or len(elements) < count or functions_run_eagerly():
+            return None
+        try:
+            return (self.function.call_for_each(common, elements, keep_all),)
+        except SlowInLoops:
+            self.loops = False
+        except (UnlikeSteps, UnevenError, RunEagerly):
+            pass
+        return None
 
 
 class Stepper:
@@ -170,28 +195,16 @@ class Stepper:
         self, fn: Callable[..., PyTree], iterator: Iterator[Any], steps: int
     ) -> PyTree:
         """`strategy.run(fn, (element,))` for the next elements; the results, stacked."""
-        compiled, common = self._functions.compiled(fn)
-        key = compiled
-        if key not in self._steps:
-
-            def step(common: tuple[Any, ...], element: Any) -> PyTree:
-                return self._strategy.run(compiled, (*common, element))
-
-            step.__name__ = getattr(compiled, "__name__", "step")
-            self._steps[key] = _Step(Function(step))
+        step, common = self._run_step(fn)
         elements = take(iterator, steps)
         if not elements:
             raise OutOfRangeError("The data has ended: there is no next element.")
-        function = self._steps[key].function
         with self._strategy.taking_steps(len(elements)):
-            if len(elements) == steps and not functions_run_eagerly():
-                try:
-                    return function.call_for_each(common, elements, keep_all=True)
-                except _NO_PROGRAM:
-                    pass
-            return self._strategy.run(
-                self._stack, [function(common, element) for element in elements]
-            )
+            looped = step.loop(common, elements, steps, keep_all=True)
+            if looped is not None:
+                return looped[0]
+            results = [step.function(common, element) for element in elements]
+            return self._strategy.run(self._stack, results)
 
     def run_loop(
         self,
@@ -203,64 +216,105 @@ class Stepper:
         unpack: bool,
     ) -> MultiStepContext:
         """`fn(context, element)` for the next elements; the context has the last outputs."""
-        compiled, common = self._functions.compiled(fn)
-        key = (compiled, kind, unpack)
-        if key not in self._steps:
-            slots: dict[Any, Variable] = {}
-
-            def step(common: tuple[Any, ...], element: Any) -> PyTree:
-                ctx = kind(slots)
-                inputs = (
-                    element if unpack and isinstance(element, tuple) else (element,)
-                )
-                compiled.fn(*common, ctx, *inputs)
-                return ctx.result_of_step()
-
-            step.__name__ = getattr(compiled, "__name__", "step")
-            self._steps[key] = _Step(Function(step), slots)
-        function = self._steps[key].function
+        if not callable(fn):
+            raise TypeError(f"`fn` must be a function of a context, got {fn!r}.")
+        if isinstance(iterations, bool) or not isinstance(iterations, int):
+            raise TypeError(f"`iterations` must be a number, got {iterations!r}.")
+        step, common = self._context_step(fn, kind, unpack, initial)
         result = kind()
 
         def run() -> None:
             if iterations <= 0:
                 result.take_over(dict(initial or {}))
                 return
+            if step.outputs is not None:
+                _check_initial(initial, step.outputs)
             elements = take(iterator, iterations)
             strategy = self._strategy
             with strategy.entered("run_op"), strategy.taking_steps(len(elements)):
-                result.take_over(
-                    *self._last_results(function, common, elements, iterations)
-                )
-            if initial is not None and len(initial) != len(result.last_step_outputs):
-                raise ValueError(
-                    f"`initial_loop_values` has {sorted(initial)}, but the step sets the "
-                    f"outputs {sorted(result.last_step_outputs)}."
-                )
+                result.take_over(*_last_results(step, common, elements, iterations))
 
         run()
         result.run_op = run
         return result
 
-    def _last_results(
+    def _run_step(self, fn: Callable[..., PyTree]) -> tuple[_Step, tuple[Any, ...]]:
+        """A `run` of `fn` as a step, and what all its steps share."""
+
+        def of(
+            compiled: Function,
+        ) -> Callable[[tuple[Any, ...], Any], PyTree]:
+            def run(common: tuple[Any, ...], element: Any) -> PyTree:
+                return self._strategy.run(compiled, (*common, element))
+
+            return run
+
+        if functions_run_eagerly():
+            return _Step(Function(of(Function(fn)))), ()
+        compiled, common = self._functions.compiled(fn)
+        if compiled not in self._steps:
+            run = of(compiled)
+            run.__name__ = getattr(compiled, "__name__", "step")
+            self._steps[compiled] = _Step(Function(run))
+        return self._steps[compiled], common
+
+    def _context_step(
         self,
-        function: Function,
-        common: tuple[Any, ...],
-        elements: Sequence[Any],
-        count: int,
-    ) -> Any:
-        if len(elements) == count and not functions_run_eagerly():
-            try:
-                return function.call_for_each(common, elements, keep_all=False)
-            except _NO_PROGRAM:
-                pass
-        results = None
-        for element in elements:
-            results = function(common, element)
-        if len(elements) < count:
-            raise OutOfRangeError(
-                f"The data has ended after {len(elements)} of {count} steps."
-            )
-        return results
+        fn: Callable[..., Any],
+        kind: type[MultiStepContext],
+        unpack: bool,
+        initial: dict[str, Any] | None,
+    ) -> tuple[_Step, tuple[Any, ...]]:
+        """A call of `fn` with a context as a step, and what all its steps share."""
+        compiled, common = (
+            (Function(fn), ())
+            if functions_run_eagerly()
+            else self._functions.compiled(fn)
+        )
+        key = (compiled, kind, unpack)
+        if key not in self._steps:
+
+            def run(common: tuple[Any, ...], element: Any) -> PyTree:
+                ctx = kind(made.slots)
+                inputs = (
+                    element if unpack and isinstance(element, tuple) else (element,)
+                )
+                compiled.fn(*common, ctx, *inputs)
+                made.outputs = sorted(ctx.last_step_outputs)
+                _check_initial(initial, made.outputs)
+                return ctx.result_of_step()
+
+            run.__name__ = getattr(compiled, "__name__", "step")
+            made = _Step(Function(run))
+            if functions_run_eagerly():
+                return made, common
+            self._steps[key] = made
+        return self._steps[key], common
+
+
+def _check_initial(initial: dict[str, Any] | None, outputs: Sequence[str]) -> None:
+    if initial is not None and len(initial) != len(outputs):
+        raise ValueError(
+            f"`initial_loop_values` has {sorted(initial)}, but the step sets the outputs "
+            f"{list(outputs)}."
+        )
+
+
+def _last_results(
+    step: _Step, common: tuple[Any, ...], elements: Sequence[Any], count: int
+) -> Any:
+    """What the last of `count` steps gives."""
+    looped = step.loop(common, elements, count, keep_all=False)
+    if looped is not None:
+        return looped[0]
+    results = None
+    for element in elements:
+        results = step.function(common, element)
+    if len(elements) < count:
+        raise OutOfRangeError(
+            f"The data has ended after {len(elements)} of {count} steps."
+        )
+    return results
 
 
 def take(iterator: Iterator[Any], count: int) -> list[Any]:

@@ -248,8 +248,8 @@ class Strategy:
         The values are those of `strategy.run(fn, args=(next(iterator),))` with a compiled
         `fn`, step by step; the time that Python needs for a step is gone. Results are
         stacked: each has a new first axis, the steps. At the end of the data there are
-        fewer of them. These last steps, and those of elements that differ in shape, run
-        one by one.
+        fewer of them. These last steps, those of elements that differ in shape, and on
+        CPUs steps with convolutions, which XLA makes slow in a loop, run one by one.
 
         Args:
             fn: The replica function, of one element.

@@ -254,6 +254,12 @@ class DistributionStrategy:
     def _reduce_all(
         self, aggregation: VariableAggregation, pairs: list[tuple[Any, Any]]
     ) -> list[Any]:
+        with self.core.entered("reduce"):
+            return self._reduce_in_scope(aggregation, pairs)
+
+    def _reduce_in_scope(
+        self, aggregation: VariableAggregation, pairs: list[tuple[Any, Any]]
+    ) -> list[Any]:
         extended = self.core.extended
         # A tower-local variable is one value for each tower.
         pairs = [
