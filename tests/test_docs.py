@@ -19,6 +19,7 @@ def code_of(kind: str, text: str) -> str:
     return "\n".join(kept) + "\n"
 
 
+@pytest.mark.filterwarnings("ignore:.*(is the older name|has nothing to do)")
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
 def test_examples_run(page: Path) -> None:
     names: dict[str, object] = {}

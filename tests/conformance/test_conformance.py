@@ -32,7 +32,7 @@ ROWS = """
 
 
 # Many, each with a program to compile or files to write.
-SLOW = ("checkpoints", "losses", "metrics", "optimizers")
+SLOW = ("assigning", "checkpoints", "compat_v1", "losses", "metrics", "optimizers")
 
 
 @pytest.mark.parametrize(
