@@ -87,7 +87,7 @@ def test_killed_again_and_again_it_ends_with_the_same_weights(tmp_path: Path) ->
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     whole.mkdir()
     killed.mkdir()
-    options = ("--epochs", "16", "--save-every", "3")
+    options = ("--epochs", str(max(16, 2 * KILLS)), "--save-every", "3")
     run(whole, *options, seconds=200)
     rng = random.Random(0)
     in_saves = 0
