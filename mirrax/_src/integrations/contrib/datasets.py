@@ -34,6 +34,11 @@ def distribute(
     core: Any, dataset_fn: Callable[[], Any], prefetch: bool | None
 ) -> TowerDataset:
     """The dataset that `dataset_fn()` makes, for the towers of `core`."""
+    if not callable(dataset_fn):
+        raise TypeError(
+            "`distribute_dataset` takes a function without arguments that makes a dataset, "
+            f"got {dataset_fn!r}."
+        )
     options = InputOptions(
         experimental_per_replica_buffer_size=0 if prefetch is False else 1
     )
