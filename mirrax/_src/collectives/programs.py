@@ -67,6 +67,9 @@ class FirstProgram:
 
 def first_of_all(local: jax.Array) -> jax.Array:
     """The first replica's array, on all replicas of their program."""
+    if jnp.issubdtype(local.dtype, jax.dtypes.prng_key):
+        data = first_of_all(jax.random.key_data(local))
+        return jax.random.wrap_key_data(data, impl=jax.random.key_impl(local))
     is_first = lax.axis_index(AXIS_NAME) == 0
     numeric = local.astype(jnp.int32) if local.dtype == jnp.bool_ else local
     zero = jnp.zeros_like(numeric)

@@ -8,7 +8,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from mirrax._src.base import context
 from mirrax._src.base.errors import OutOfRangeError, RunEagerly
@@ -98,8 +97,10 @@ class MultiStepContext:
         value = value if is_leaf(value) or is_array(value) else jnp.asarray(value)
         key = (name, jax.tree_util.keystr(path), value.shape, value.dtype)
         if key not in self._slots:
-            zeros = np.zeros(value.shape, value.dtype)
-            self._slots[key] = Variable(zeros, trainable=False, name=f"output/{name}")
+            shape, dtype = value.shape, value.dtype
+            self._slots[key] = Variable(
+                lambda: jnp.zeros(shape, dtype), trainable=False, name=f"output/{name}"
+            )
         return self._slots[key].assign(value)
 
     def set_non_tensor_output(self, name: str, output: Any) -> None:
@@ -127,12 +128,7 @@ class MultiStepContext:
 
     def result_of_step(self) -> tuple[dict[str, Any], Any]:
         """What a step has set, as what it returns."""
-        outputs = jax.tree.map(
-            lambda leaf: leaf.read_value() if isinstance(leaf, Variable) else leaf,
-            self._outputs,
-            is_leaf=is_leaf,
-        )
-        return outputs, _Others(self._non_tensor_outputs)
+        return _values_of(self._outputs), _Others(self._non_tensor_outputs)
 
     def take_over(self, outputs: dict[str, Any], others: Any = None) -> None:
         """Makes the results of the last step those of this context."""
@@ -241,22 +237,23 @@ class Stepper:
     def _run_step(self, fn: Callable[..., PyTree]) -> tuple[_Step, tuple[Any, ...]]:
         """A `run` of `fn` as a step, and what all its steps share."""
 
-        def of(
-            compiled: Function,
-        ) -> Callable[[tuple[Any, ...], Any], PyTree]:
-            def run(common: tuple[Any, ...], element: Any) -> PyTree:
-                return self._strategy.run(compiled, (*common, element))
-
-            return run
-
         if functions_run_eagerly():
-            return _Step(Function(of(Function(fn)))), ()
+            return self._step_of(Function(fn)), ()
         compiled, common = self._functions.compiled(fn)
         if compiled not in self._steps:
-            run = of(compiled)
-            run.__name__ = getattr(compiled, "__name__", "step")
-            self._steps[compiled] = _Step(Function(run))
+            self._steps[compiled] = self._step_of(compiled)
         return self._steps[compiled], common
+
+    def _step_of(self, compiled: Function) -> _Step:
+        def replica(*args: Any) -> PyTree:
+            return _values_of(compiled.fn(*args))
+
+        def run(common: tuple[Any, ...], element: Any) -> PyTree:
+            return self._strategy.run(of_replica, (*common, element))
+
+        replica.__name__ = run.__name__ = getattr(compiled, "__name__", "step")
+        of_replica = Function(replica)
+        return _Step(Function(run))
 
     def _context_step(
         self,
@@ -290,6 +287,15 @@ class Stepper:
                 return made, common
             self._steps[key] = made
         return self._steps[key], common
+
+
+def _values_of(tree: PyTree) -> PyTree:
+    """`tree` with variables as the values that they have now."""
+    return jax.tree.map(
+        lambda leaf: leaf.read_value() if isinstance(leaf, Variable) else leaf,
+        tree,
+        is_leaf=is_leaf,
+    )
 
 
 def _check_initial(initial: dict[str, Any] | None, outputs: Sequence[str]) -> None:

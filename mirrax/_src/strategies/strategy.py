@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -52,6 +52,8 @@ from mirrax._src.strategies.feeding import (
 )
 from mirrax._src.strategies.reducing import one_of_each_worker, reduce_leaf
 from mirrax._src.strategies.stepping import Stepper, check_not_traced
+
+_Face = TypeVar("_Face")
 
 
 @dataclass(frozen=True)
@@ -144,7 +146,7 @@ class Strategy:
           1: <mx.Variable 'Variable/replica_1' shape=() dtype=float32, numpy=1.0>
         }
         """
-        return _Scope(self)
+        return Scope(self, self)
 
     def enter_scope(self) -> context.enter:
         """What `scope` does when it is entered."""
@@ -610,18 +612,21 @@ class Strategy:
         return array
 
 
-class _Scope:
-    """A strategy's scope, which can be entered several times, also inside itself."""
+class Scope(Generic[_Face]):
+    """A strategy's scope, which can be entered several times, also inside itself.
 
-    def __init__(self, strategy: Strategy) -> None:
-        self._strategy = strategy
+    `face` is what `with` gives.
+    """
+
+    def __init__(self, strategy: Strategy, face: _Face) -> None:
+        self._strategy, self._face = strategy, face
         self._entered: list[contextlib.AbstractContextManager[Any]] = []
 
-    def __enter__(self) -> Strategy:
+    def __enter__(self) -> _Face:
         entered = self._strategy.enter_scope()
         entered.__enter__()
         self._entered.append(entered)
-        return self._strategy
+        return self._face
 
     def __exit__(self, *error: Any) -> None:
         self._entered.pop().__exit__(*error)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -22,7 +22,6 @@ from mirrax._src.base.values import (
     ReplicaValues,
     is_leaf,
     part_of,
-    to_device,
 )
 from mirrax._src.cluster.resolvers import SimpleClusterResolver
 from mirrax._src.cluster.spec import ClusterSpec
@@ -40,7 +39,7 @@ from mirrax._src.state.variable import Variable
 from mirrax._src.strategies.mirrored import MirroredStrategy as CoreMirrored
 from mirrax._src.strategies.multi_worker import MultiWorkerMirroredStrategy
 from mirrax._src.strategies.one_device import OneDeviceStrategy as CoreOneDevice
-from mirrax._src.strategies.strategy import Strategy
+from mirrax._src.strategies.strategy import Scope, Strategy
 
 _ONLY_FIRST = VariableAggregation.ONLY_FIRST_TOWER
 
@@ -150,11 +149,9 @@ class DistributionStrategy:
 
     # Scope and variables -----------------------------------------------------------------
 
-    @contextlib.contextmanager
-    def scope(self) -> Iterator[DistributionStrategy]:
+    def scope(self) -> contextlib.AbstractContextManager[DistributionStrategy]:
         """Makes the strategy current, so that variables are made on all its devices."""
-        with self.core.scope():
-            yield self
+        return Scope(self.core, self)
 
     @renamed("extended.colocate_vars_with")
     def colocate_vars_with(
@@ -294,9 +291,10 @@ class DistributionStrategy:
 
     def _spread(self, parts: Sequence[jax.Array]) -> Any:
         """A per-device value of one part for each of this worker's towers."""
-        mesh = self.core.replica_mesh
-        devices = mesh.local_devices if mesh is not None else jax.local_devices()[:1]
-        return PerReplica(map(to_device, parts, devices))
+        it = iter(parts)
+        return self.core.experimental_distribute_values_from_function(
+            lambda _: next(it)
+        )
 
     @renamed("extended.broadcast_to")
     def broadcast(self, tensor: Any, destinations: Any = None) -> Any:
