@@ -216,13 +216,13 @@ class Stepper:
             raise TypeError(f"`fn` must be a function of a context, got {fn!r}.")
         if isinstance(iterations, bool) or not isinstance(iterations, int):
             raise TypeError(f"`iterations` must be a number, got {iterations!r}.")
-        step, common = self._context_step(fn, kind, unpack, initial)
         result = kind()
 
         def run() -> None:
             if iterations <= 0:
                 result.take_over(dict(initial or {}))
                 return
+            step, common = self._context_step(fn, kind, unpack, initial)
             if step.outputs is not None:
                 _check_initial(initial, step.outputs)
             elements = take(iterator, iterations)
@@ -236,7 +236,6 @@ class Stepper:
 
     def _run_step(self, fn: Callable[..., PyTree]) -> tuple[_Step, tuple[Any, ...]]:
         """A `run` of `fn` as a step, and what all its steps share."""
-
         if functions_run_eagerly():
             return self._step_of(Function(fn)), ()
         compiled, common = self._functions.compiled(fn)
