@@ -3,6 +3,7 @@
 # make test      what CI runs: lint, types, all tests
 # make test-interop   the tests with TensorFlow, PyTorch, Grain, Keras, Hugging Face
 # make quick     the tests to run all day
+# make thorough  random tests with three times as many examples
 # make bench     speed, side by side with hand-written JAX
 # make kills     kills the demo 20 times and workers 50 times: nothing may change
 # make soak      thousands of steps without waiting: nothing may hang
@@ -10,9 +11,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INTEROP := .venv-interop
-WORKERS ?= 2
+# One more than two cores: a third of the tests wait for processes more than they compute.
+WORKERS ?= 3
 
-.PHONY: install demo test test-interop quick lint types bench kills soak clean
+.PHONY: install demo test test-interop quick thorough lint types bench kills soak clean
 
 install: $(VENV)/.installed
 
@@ -34,7 +36,7 @@ types: install
 	$(BIN)/pyright
 
 test: lint types
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --ignore tests/interop
+	$(BIN)/python -m pytest -n $(WORKERS) --ignore tests/interop
 	$(MAKE) test-interop
 
 # An environment of its own: the libraries are large, and nothing else may need them.
@@ -45,10 +47,13 @@ $(INTEROP)/.installed: pyproject.toml
 	touch $@
 
 test-interop: $(INTEROP)/.installed
-	$(INTEROP)/bin/python -m pytest -n $(WORKERS) tests/interop
+	$(INTEROP)/bin/python -m pytest -n 2 tests/interop
 
 quick: install
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m 'not slow' --ignore tests/interop
+	$(BIN)/python -m pytest -n $(WORKERS) -m 'not slow' --ignore tests/interop
+
+thorough: install
+	MIRRAX_THOROUGH=1 $(BIN)/python -m pytest -n $(WORKERS) tests/property tests/cluster tests/train tests/workers
 
 bench: install
 	$(BIN)/python benchmarks/run.py

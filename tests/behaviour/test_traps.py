@@ -12,6 +12,8 @@ from jax import lax
 
 import mirrax as mx
 
+pytestmark = pytest.mark.slow
+
 PerReplica = mx.distribute.PerReplica
 
 

@@ -259,7 +259,8 @@ def test_a_session_keeps_its_state_to_itself() -> None:
 
 @pytest.mark.parametrize("name", ["num_gpus", "num_gpus_per_worker"])
 def test_no_gpus_are_the_first_cpu(name: str) -> None:
-    distribution = Distribution(**{name: 0})
+    arguments: dict[str, Any] = {name: 0}
+    distribution = Distribution(**arguments)
     assert distribution.worker_devices[0].endswith("CPU:0")
     assert distribution.num_towers == 1
 
@@ -335,6 +336,16 @@ def test_scopes_of_different_strategies() -> None:
             with mx.MirroredStrategy(["CPU:0"]).scope():
                 pass
         assert contrib.get_distribution_strategy() is first
+
+
+def test_a_scope_can_be_entered_again_and_inside_itself() -> None:
+    distribution = towers(2)
+    scope = distribution.scope()
+    for _ in range(2):
+        with scope as first, scope as second:
+            assert first is second is distribution
+            assert contrib.get_cross_tower_context() is distribution
+        assert not contrib.has_distribution_strategy()
 
 
 def test_a_scope_is_left_when_its_block_fails() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -9,6 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from property.examples import examples
 
 import mirrax as mx
 
@@ -81,8 +85,9 @@ def values_of(distribution: Any) -> Any:
 # Through a strategy ---------------------------------------------------------------------
 
 
-@all_ops
-@pytest.mark.parametrize("n", [2, 4])
+@pytest.mark.parametrize(
+    ("n", "name"), [*((2, name) for name in OPS), (4, "hierarchical"), (4, "a user's")]
+)
 def test_a_strategy_reduces_by_its_ops(n: int, name: str) -> None:
     distribution = towers(n, cross_tower_ops=OPS[name]())
     with distribution.scope():
@@ -112,8 +117,13 @@ def test_one_tower_has_little_to_reduce(name: str) -> None:
     assert parts(distribution, sums[1]) == [[0.0, 1.0, 2.0]]
 
 
-@all_ops
-@both_engines
+@pytest.mark.parametrize(
+    ("engine", "name"),
+    [
+        *(("compiled", name) for name in OPS),
+        *(("eager", name) for name in ("default", "one device", "a user's")),
+    ],
+)
 def test_training_by_any_ops_gives_the_same_weights(engine: str, name: str) -> None:
     distribution = towers(2, cross_tower_ops=OPS[name]())
     with distribution.scope():
@@ -272,3 +282,50 @@ def test_the_device_that_reduces_has_to_run_a_tower() -> None:
     ops = contrib.ReductionToOneDeviceCrossTowerOps("CPU:3")
     with pytest.raises(ValueError, match="CPU:3, which runs no replica"):
         ops.reduce(SUM, numbered(towers(2)), "CPU:0")
+
+
+# Random ones ----------------------------------------------------------------------------
+
+
+@functools.cache
+def strategy_of(n: int, name: str) -> Any:
+    return towers(n, cross_tower_ops=OPS[name]())
+
+
+@examples(20)
+@given(
+    n=st.integers(1, 4),
+    name=st.sampled_from(sorted(OPS)),
+    aggregation=st.sampled_from([SUM, MEAN, ONLY_FIRST_TOWER]),
+    shapes=st.lists(
+        st.lists(st.integers(0, 3), max_size=2).map(tuple), min_size=1, max_size=3
+    ),
+    where=st.sampled_from(["value", "variable", "all", "CPU:3", ["CPU:2", "CPU:0"]]),
+    seed=st.integers(0, 99),
+)
+def test_random_values_beside_numpy(n, name, aggregation, shapes, where, seed) -> None:
+    distribution = strategy_of(n, "default" if n == 1 else name)
+    rng = np.random.default_rng(seed)
+    columns = [rng.integers(-9, 9, (n, *shape)).astype("float32") for shape in shapes]
+    with distribution.scope():
+        values = [
+            distribution.call_for_each_tower(
+                lambda column=column: jnp.asarray(column[tower_id()])
+            )
+            for column in columns
+        ]
+        places = {
+            "value": values[0],
+            "variable": mx.Variable(0.0),
+            "all": distribution.worker_devices,
+        }
+        place = places[where] if isinstance(where, str) and where in places else where
+        found = distribution.batch_reduce(aggregation, [(v, place) for v in values])
+    reduced = {SUM: np.sum, MEAN: np.mean, ONLY_FIRST_TOWER: lambda x, axis: x[0]}
+    count = {"CPU:3": 1}.get(where, n) if isinstance(where, str) else len(where)
+    for result, column in zip(found, columns):
+        wanted = reduced[aggregation](column, axis=0)
+        copies = distribution.unwrap(result)
+        assert len(copies) == count
+        for copy in copies:
+            np.testing.assert_allclose(copy, wanted, rtol=1e-6)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -189,3 +190,19 @@ def test_plain_batches_of_numpy() -> None:
     for element in dataset:
         total += distribution.reduce(SUM, element, "CPU:0")
     np.testing.assert_array_equal(total, [0, 4, 8])
+
+
+def test_a_compiled_function_over_a_whole_dataset() -> None:
+    distribution = towers(2)
+
+    @mx.function
+    def epoch(dataset):
+        total = 0.0
+        for x in dataset:
+            sums = distribution.call_for_each_tower(lambda x: jnp.sum(x), x)
+            total += distribution.reduce(SUM, sums, "CPU:0")
+        return total
+
+    with distribution.scope():
+        dataset = distribution.distribute_dataset(lambda: Dataset.range(20).batch(2))
+        assert [int(epoch(dataset)) for _ in range(2)] == [190, 190]

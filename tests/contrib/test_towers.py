@@ -13,6 +13,7 @@ import pytest
 import mirrax as mx
 
 from .towers import (
+    MEAN,
     SUM,
     all_sizes,
     both_engines,
@@ -470,3 +471,63 @@ def test_a_loop_of_steps_around_towers(engine: str) -> None:
     # The minimum of (w - 6)^2 + (2 w - 6)^2 is at 3.6, and w halves its way to it.
     np.testing.assert_allclose(parts(distribution, w), [3.6 - 2.6 / 2**8] * 2, 1e-5)
     assert losses == sorted(losses, reverse=True)
+
+
+@pytest.mark.parametrize("n", [1, 2, 4])
+def test_a_whole_step_between_towers_compiled(n: int) -> None:
+    distribution = towers(n)
+    with distribution.scope():
+        v = mx.Variable(1.0)
+
+    @mx.function
+    def step(x):
+        def fn(x):
+            return tower().merge_call(lambda d, y: d.reduce(SUM, y, y), v * x)
+
+        total = distribution.call_for_each_tower(fn, x)
+        first = distribution.call_for_each_tower(lambda x: x + tower_id(), x)
+        mean = distribution.reduce(MEAN, total, v)
+        distribution.update(v, lambda v, t: v.assign_add(t), mean)
+        return distribution.reduce(SUM, first, "CPU:0")
+
+    with distribution.scope():
+        value = numbered(distribution)
+        results = [float(step(value)) for _ in range(3)]
+    total = n * (n + 1) / 2
+    assert results == [total + n * (n - 1) / 2] * 3
+    assert parts(distribution, v) == [(1 + total) ** 3] * n
+    assert step.trace_count == 1
+
+
+@both_engines
+@pytest.mark.parametrize("n", [1, 2])
+def test_the_librarys_own_loop(engine: str, n: int) -> None:
+    distribution = towers(n)
+    with distribution.scope():
+        kernel, bias, built = mx.Variable([[0.0]]), mx.Variable([0.0]), False
+        iterator = distribution.distribute_dataset(
+            lambda: mx.data.Dataset.from_tensor_slices([[1.0]]).repeat().batch(1)
+        ).make_one_shot_iterator()
+
+        def model_fn(x):
+            def loss():
+                return jnp.sum((x @ kernel + bias - 1.0) ** 2)
+
+            gradients = mx.grad(loss, [kernel, bias])()
+            for v, g in zip([kernel, bias], gradients):
+                mean = tower().merge_call(lambda d, g, v=v: d.reduce(MEAN, g, v), g)
+                v.assign_sub(0.1 * mean)
+
+        model_fn = compile_if(engine, model_fn)
+        errors = []
+        for _ in range(10):
+            distribution.group(
+                distribution.call_for_each_tower(
+                    model_fn, iterator.get_next(), run_concurrently=built
+                )
+            )
+            built = True
+            errors.append(1 - float(kernel.numpy()[0, 0] + bias.numpy()[0]))
+    # Both weights move by 0.2 of the error.
+    np.testing.assert_allclose(errors, 0.6 ** np.arange(1, 11), rtol=1e-4)
+    assert len(set(map(str, parts(distribution, kernel)))) == 1

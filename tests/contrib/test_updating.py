@@ -216,6 +216,45 @@ def test_update_non_slot_runs_on_each_device(n: int) -> None:
     assert parts(distribution, count) == [1] * n
 
 
+@pytest.mark.parametrize("where", ["CPU:1", ["/device:CPU:1"]])
+def test_update_non_slot_on_one_of_the_devices(where: Any) -> None:
+    distribution, seen = towers(2), []
+    with distribution.scope():
+        count = mx.Variable(0)
+
+        def fn():
+            seen.append(jnp.zeros(()).devices())
+            count.assign_add(1)
+            return 3.0
+
+        assert distribution.update_non_slot(where, fn) == 3.0
+    assert seen == [{CPUS[1]}]
+    assert parts(distribution, count) == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("where", "message"),
+    [
+        (None, "must name where"),
+        ([], "must name where"),
+        (["GPU:9"], "no device 'GPU:9'"),
+    ],
+)
+def test_update_non_slot_has_to_know_where(where: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        towers(2).update_non_slot(where, lambda: None)
+
+
+@all_sizes
+def test_an_update_that_returns_the_copies_returns_the_variable(n: int) -> None:
+    distribution = towers(n)
+    with distribution.scope():
+        v = mx.Variable(1.0)
+        found = distribution.update(v, lambda v, x: {"v": v.assign(x)}, 5.0)
+    assert parts(distribution, found["v"]) == [5.0] * n
+    assert distribution.value_container(distribution.unwrap(found["v"])[0]) is v
+
+
 # Assigning in towers --------------------------------------------------------------------
 
 

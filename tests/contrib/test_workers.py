@@ -99,6 +99,43 @@ def test_a_step_that_fails_on_all_workers(two_by_one: Pool) -> None:
     assert two_by_one.assert_as_one(run)[0] == "ZeroDivisionError"
 
 
+STEPS = """
+strategy = join(step_timeout=20)
+with strategy.scope():
+    v = mx.Variable(0.0)
+dataset = mx.data.Dataset.from_tensor_slices(np.ones(400, "float32")).batch(4)
+iterator = iter(strategy.experimental_distribute_dataset(dataset))
+
+def fn(x):
+    return v.assign_add(all_sum(jnp.sum(x))).read_value()
+
+try:
+    {body}
+except mx.errors.UnavailableError as error:
+    say("stopped:", error)
+"""
+
+
+def test_workers_that_take_different_numbers_of_steps() -> None:
+    script = STEPS.format(body="strategy.run_steps(fn, iterator, 2 + me); float(v)")
+    with start(script, workers=2) as workers:
+        workers.expect_end(0, 0, within=40)
+        assert "stopped: Worker 0 " in workers[1].output
+        assert "All workers have to take the same steps" in workers[1].output
+
+
+def test_a_worker_that_ends_between_loops_is_named() -> None:
+    body = """
+    for k in range(20):
+        strategy.run_steps(fn, iterator, 2)
+        if float(v) == 24.0 and me == 1:
+            os._exit(3)
+    """
+    with start(STEPS.format(body=body.strip()), workers=2) as workers:
+        workers.expect_end(0, 3, within=40)
+        assert "stopped: Worker 1 " in workers[0].output
+
+
 # Towers ---------------------------------------------------------------------------------
 
 

@@ -15,7 +15,12 @@ import mirrax as mx
 # Messages of mirrax: "`call_for_each_tower` is the older name of ..."
 older_names = pytest.mark.filterwarnings("ignore:`:DeprecationWarning")
 
-all_sizes = pytest.mark.parametrize("n", [1, 2, 3, 4])
+all_sizes = pytest.mark.parametrize(
+    "n", [1, 2, pytest.param(3, marks=pytest.mark.slow), 4]
+)
+
+# With the fixture `run_eagerly`: loops of steps as one program, and as plain Python.
+eagerly = pytest.mark.parametrize("eagerly", [False, True], ids=["compiled", "eager"])
 
 SUM = mx.VariableAggregation.SUM
 MEAN = mx.VariableAggregation.MEAN
@@ -60,10 +65,26 @@ def tower_id() -> Any:
     return tower().tower_id
 
 
-def batches(distribution: Any, *rows: Any) -> Iterator[Any]:
-    """An iterator over the slices of arrays; each tower takes one in turn."""
-    columns = tuple(np.asarray(r) for r in rows)
-    columns = columns if len(columns) > 1 else columns[0]
-    return distribution.distribute_dataset(
-        lambda: mx.data.Dataset.from_tensor_slices(columns)
-    ).make_one_shot_iterator()
+def batches(distribution: Any, *columns: Any) -> Iterator[Any]:
+    """An iterator over the rows of arrays; each tower takes one in turn."""
+
+    def dataset_fn() -> mx.data.Dataset:
+        first, *others = columns
+        return mx.data.Dataset.from_tensor_slices((first, *others) if others else first)
+
+    return distribution.distribute_dataset(dataset_fn).make_one_shot_iterator()
+
+
+def numbers(count: int) -> np.ndarray:
+    """0, 1, 2, ..."""
+    return np.arange(count, dtype="float32")
+
+
+class Counter:
+    """How often a function has been traced."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def note(self) -> None:
+        self.count += 1

@@ -349,6 +349,7 @@ def globals_as_they_were():
     set_globals(2.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_a_gradient_follows(case):
     change, factor = CASES[case]()

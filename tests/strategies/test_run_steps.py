@@ -5,8 +5,11 @@ from __future__ import annotations
 import functools
 import gc
 import re
+import warnings
 import weakref
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -25,7 +28,9 @@ from mirrax._src.engines.program import Program
 ON_READ = mx.VariableSynchronization.ON_READ
 SUM = mx.VariableAggregation.SUM
 
-all_sizes = pytest.mark.parametrize("n", [1, 2, 3, 4])
+all_sizes = pytest.mark.parametrize(
+    "n", [1, 2, pytest.param(3, marks=pytest.mark.slow), 4]
+)
 Dataset = mx.data.Dataset
 
 
@@ -253,6 +258,56 @@ def test_variables_of_all_kinds_are_carried_from_step_to_step(n: int) -> None:
     assert float(many["local"]) == rows.sum()
 
 
+@pytest.mark.parametrize("steps", [2, 5], ids=["one program", "one by one"])
+@pytest.mark.parametrize("n", [1, 2])
+def test_a_variable_that_is_returned_counts_by_its_value(n: int, steps: int) -> None:
+    strategy = mirrored(n)
+    with strategy.scope():
+        v = mx.Variable(1.0)
+    iterator = batches(strategy, np.ones(2 * n), n)  # two elements
+    found = strategy.run_steps(lambda x: [v.assign_add(1.0)], iterator, steps)
+    assert parts(strategy, found[0])[0] == [2.0, 3.0]
+
+
+def test_arrays_that_were_read_before_stay_as_they_are() -> None:
+    strategy = mirrored(2)
+    with strategy.scope():
+        v = mx.Variable(jnp.zeros(2))
+        local = mx.Variable(0.0, synchronization=ON_READ, aggregation=SUM)
+
+    def fn(x):
+        local.assign_add(jnp.sum(x))
+        return v.assign_add(jnp.ones(2)).read_value(), x
+
+    iterator = batches(strategy, np.ones(24, "float32"), 4)
+    kept, seen = [], []
+    for k in range(3):
+        kept += [v.read_value(), v.values[1].read_value(), local.values[1].read_value()]
+        seen += [k * 2.0, k * 2.0, k * 4.0]
+        kept += [strategy.run_steps(fn, iterator, 2)]
+        seen += [None]
+    for array, value in zip(kept, seen):
+        if value is not None:
+            np.testing.assert_array_equal(array, np.full(array.shape, value))
+    rounds = [of_all(strategy, k)[1] for k, s in zip(kept, seen) if s is None]
+    assert [r[0][:, 0].tolist() for r in rounds] == [[1, 2], [3, 4], [5, 6]]
+
+
+def test_threads_run_their_own_loops() -> None:
+    strategy = mirrored(2)
+    with strategy.scope():
+        totals = [mx.Variable(0.0, aggregation=SUM) for _ in range(3)]
+
+    def work(total: mx.Variable) -> None:
+        iterator = batches(strategy, np.ones(48, "float32"), 4)
+        for _ in range(4):
+            strategy.run_steps(lambda x: total.assign_add(jnp.sum(x)), iterator, 3)
+
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(work, totals))
+    assert [float(total) for total in totals] == [48.0] * 3
+
+
 def test_single_steps_and_loops_take_turns() -> None:
     strategy = mirrored(2)
     with strategy.scope():
@@ -294,11 +349,14 @@ def test_variables_are_made_in_the_first_step_only() -> None:
     assert parts(strategy, made[0]) == [16.0, 16.0]
 
 
-@pytest.mark.parametrize("n", [1, 2, 4])
 @pytest.mark.parametrize(
-    "transformation",
-    [optax.sgd(0.1), optax.sgd(0.05, momentum=0.9), optax.adam(0.01)],
-    ids=["sgd", "momentum", "adam"],
+    ("n", "transformation"),
+    [
+        (1, optax.sgd(0.1)),
+        (2, optax.adam(0.01)),
+        (4, optax.sgd(0.05, momentum=0.9)),
+    ],
+    ids=["1 sgd", "2 adam", "4 momentum"],
 )
 def test_training_gives_the_weights_of_single_steps(n: int, transformation) -> None:
     strategy = mirrored(n)
@@ -331,7 +389,56 @@ def test_training_gives_the_weights_of_single_steps(n: int, transformation) -> N
 
     many, single = train(True), train(False)
     for a, b in zip(jax.tree.leaves(many), jax.tree.leaves(single)):
-        np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-7)
+        np.testing.assert_array_equal(a, b)
+
+
+def test_gradients_are_accumulated_over_steps() -> None:
+    strategy = mirrored(2)
+
+    def train(in_one: bool) -> Any:
+        with strategy.scope():
+            w = mx.Variable(jnp.ones(3))
+            optimizer = mx.train.Optimizer(
+                optax.sgd(0.5, momentum=0.5), gradient_accumulation_steps=3
+            )
+
+        def fn(x):
+            gradient = mx.grad(lambda: jnp.sum((x @ w) ** 2), w)()
+            optimizer.apply_gradients([(gradient, w)])
+            return w.read_value()
+
+        iterator = batches(strategy, np.round(rows_of(28)) / 8, 4)
+        found = (
+            of_all(strategy, strategy.run_steps(fn, iterator, 7))
+            if in_one
+            else step_by_step(strategy, fn, iterator, 7)
+        )
+        assert int(optimizer.iterations) == 2
+        return found
+
+    found = train(True)
+    changes = [not np.array_equal(a, b) for a, b in zip(found[0], found[0][1:])]
+    assert changes == [False, True, False, False, True, False]
+    np.testing.assert_allclose(found, train(False), rtol=1e-6)
+
+
+def test_a_variable_becomes_equal_between_rounds() -> None:
+    strategy, traces = mirrored(2), Counter()
+    with strategy.scope():
+        v = mx.Variable(1.0)
+
+    def fn(x):
+        traces.note()
+        return v.assign(v + replica_id() + x).read_value()
+
+    for k in range(3):
+        found = strategy.run_steps(fn, iter([0.0, 1.0]), 2)
+        assert parts(strategy, found) == [[1.0, 2.0], [2.0, 4.0]]
+        assert parts(strategy, v) == [2.0, 4.0]
+        v.assign(1.0)  # a part for each replica before, now the same on all
+        if k == 0:
+            first = traces.count
+    assert traces.count == first
 
 
 def test_metrics_are_kept_and_reset_between_rounds() -> None:
@@ -415,6 +522,41 @@ def test_the_program_is_a_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     assert '"known_trip_count":{"n":"10"}' in text.replace(" ", "")
     reductions = [line for line in text.splitlines() if " all-reduce(" in line]
     assert len(reductions) == 1  # inside the loop, not once for each step
+
+
+def test_convolutions_on_cpus_are_faster_one_by_one(launches: list[Program]) -> None:
+    strategy = mirrored(2)
+
+    def train(in_one: bool) -> Any:
+        with strategy.scope():
+            kernel = mx.Variable(jnp.ones((3, 3, 1, 2)))
+
+        def fn(x):
+            def loss():
+                y = jax.lax.conv_general_dilated(
+                    x,
+                    kernel.read_value(),
+                    (1, 1),
+                    "SAME",
+                    dimension_numbers=("NHWC", "HWIO", "NHWC"),
+                )
+                return jnp.mean(y**2)
+
+            value, gradient = mx.value_and_grad(loss, kernel)()
+            kernel.assign_sub(0.01 * all_sum(gradient))
+            return value
+
+        iterator = batches(strategy, rows_of(16, 25).reshape(16, 5, 5, 1), 2)
+        if not in_one:
+            return step_by_step(strategy, fn, iterator, 8), kernel.numpy()
+        found = [strategy.run_steps(fn, iterator, 4) for _ in range(2)]
+        apart = [of_all(strategy, result) for result in found]
+        return [np.concatenate(own) for own in zip(*apart)], kernel.numpy()
+
+    many = train(True)
+    assert len(launches) >= 8
+    for a, b in zip(jax.tree.leaves(many), jax.tree.leaves(train(False))):
+        np.testing.assert_array_equal(a, b)
 
 
 def test_another_number_of_steps_compiles_once_more() -> None:
@@ -540,6 +682,15 @@ def test_data_that_ends_early_gives_fewer_steps() -> None:
     assert float(v) == 66.0
 
 
+def test_tails_of_many_lengths_do_not_warn() -> None:
+    strategy = mirrored(2)
+    for count in range(1, 8):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            found = strategy.run_steps(jnp.sum, iter([jnp.ones(2)] * count), 10)
+        assert parts(strategy, found)[0] == [2.0] * count
+
+
 def test_no_data_at_all() -> None:
     strategy = mirrored(2)
     with pytest.raises(mx.errors.OutOfRangeError, match="data has ended"):
@@ -568,6 +719,24 @@ def test_mixed_kinds_of_elements() -> None:
     elements = iter([jnp.float32(5), own, jnp.float32(7)])
     found = strategy.run_steps(lambda x: x + 1, elements, 3)
     assert parts(strategy, found) == [[6.0, 1.0, 8.0], [6.0, 2.0, 8.0]]
+
+
+def test_the_position_after_a_loop_is_saved_and_restored(tmp_path: Path) -> None:
+    strategy = mirrored(2)
+    with strategy.scope():
+        v = mx.Variable(0.0, aggregation=SUM)
+
+    def fn(x):
+        return v.assign_add(jnp.sum(x)).read_value()
+
+    iterator = batches(strategy, np.arange(40.0, dtype="float32"), 4)
+    strategy.run_steps(fn, iterator, 3)
+    checkpoint = mx.train.Checkpoint(v=v, iterator=iterator)
+    saved = checkpoint.save(tmp_path / "checkpoint")
+    first = of_all(strategy, strategy.run_steps(fn, iterator, 4))
+    checkpoint.restore(saved)
+    assert_equal(of_all(strategy, strategy.run_steps(fn, iterator, 4)), first)
+    assert float(v) == sum(range(28))
 
 
 # Errors ---------------------------------------------------------------------------------
@@ -610,6 +779,19 @@ def test_a_step_that_raises() -> None:
     assert parts(strategy, v) == [1.0, 1.0]
     found = strategy.run_steps(lambda x: v + jnp.sum(x), iterator, 2)
     assert parts(strategy, found)[0] == [3.0, 3.0]
+
+
+def test_a_number_that_is_none_leaves_the_variables() -> None:
+    strategy = mirrored(2)
+    with strategy.scope():
+        v = mx.Variable(1.0)
+    jax.config.update("jax_debug_nans", True)
+    try:
+        with pytest.raises(FloatingPointError, match="nan"):
+            strategy.run_steps(lambda x: v.assign(jnp.log(x)), iter([1.0, -1.0]), 2)
+    finally:
+        jax.config.update("jax_debug_nans", False)
+    assert parts(strategy, v) == [1.0, 1.0]
 
 
 def test_data_that_raises() -> None:
@@ -707,4 +889,4 @@ def test_random_sizes_beside_a_python_loop(
     assert [x == "end" for x in many[0]] == [x == "end" for x in single[0]]
     for a, b in zip(jax.tree.leaves(many), jax.tree.leaves(single)):
         if not isinstance(a, str):
-            np.testing.assert_allclose(a, b, rtol=1e-6)
+            np.testing.assert_array_equal(a, b)

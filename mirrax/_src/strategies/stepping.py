@@ -150,12 +150,14 @@ class _Step:
     Attributes:
         function: Takes what all steps share, then an element.
         slots: The variables that hold outputs of its replicas.
+        initial: The initial values that the current call gives for its outputs.
         outputs: The names of its outputs, once it has been traced.
         loops: Whether it is worth looping over.
     """
 
     function: Function
     slots: dict[Any, Variable] = field(default_factory=dict)
+    initial: dict[str, Any] | None = None
     outputs: list[str] | None = None
     loops: bool = True
 
@@ -178,6 +180,13 @@ class _Step:
         return None
 
 
+class _Stacking(Function):
+    """Traced for every number of steps that is left, about which nobody need be warned."""
+
+    def note_trace(self, key: Any) -> None:
+        self.trace_count += 1
+
+
 class Stepper:
     """A strategy's loops over many steps, with their programs."""
 
@@ -185,7 +194,7 @@ class Stepper:
         self._strategy = strategy
         self._functions = FunctionCache()
         self._steps: dict[Any, _Step] = {}
-        self._stack = Function(_stacked)
+        self._stack = _Stacking(_stacked)
 
     def run_steps(
         self, fn: Callable[..., PyTree], iterator: Iterator[Any], steps: int
@@ -222,7 +231,8 @@ class Stepper:
             if iterations <= 0:
                 result.take_over(dict(initial or {}))
                 return
-            step, common = self._context_step(fn, kind, unpack, initial)
+            step, common = self._context_step(fn, kind, unpack)
+            step.initial = initial
             if step.outputs is not None:
                 _check_initial(initial, step.outputs)
             elements = take(iterator, iterations)
@@ -259,7 +269,6 @@ class Stepper:
         fn: Callable[..., Any],
         kind: type[MultiStepContext],
         unpack: bool,
-        initial: dict[str, Any] | None,
     ) -> tuple[_Step, tuple[Any, ...]]:
         """A call of `fn` with a context as a step, and what all its steps share."""
         compiled, common = (
@@ -277,7 +286,7 @@ class Stepper:
                 )
                 compiled.fn(*common, ctx, *inputs)
                 made.outputs = sorted(ctx.last_step_outputs)
-                _check_initial(initial, made.outputs)
+                _check_initial(made.initial, made.outputs)
                 return ctx.result_of_step()
 
             run.__name__ = getattr(compiled, "__name__", "step")
