@@ -87,6 +87,33 @@ def test_uneven_steps_and_the_end_of_data(two_by_two: Pool) -> None:
     assert ended == "OutOfRangeError"
 
 
+@pytest.mark.parametrize(
+    "sizes", [([2, 2, 2, 2], [2, 1, 2, 2]), ([2, 2, 2, 2], [2, 2])]
+)
+def test_batches_that_are_uneven_on_one_worker_only(
+    two_by_one: Pool, sizes: tuple[list[int], list[int]]
+) -> None:
+    def run(strategy):
+        def dataset_fn(context):
+            own = sizes[context.input_pipeline_id]
+            return mx.data.Dataset.from_generator(
+                lambda: (np.ones(size, "float32") for size in own),
+                output_signature=mx.TensorSpec((None,), np.float32),
+            )
+
+        def step(x):
+            return mx.get_replica_context().all_reduce("SUM", jnp.sum(x))
+
+        iterator = iter(strategy.distribute_datasets_from_function(dataset_fn))
+        found = [strategy.run_steps(step, iterator, 2) for _ in range(2)]
+        return [np.asarray(x) for r in found for x in strategy.gather(r, 0)[:2]]
+
+    first, second = sizes
+    second = second + [0] * (len(first) - len(second))
+    sums = two_by_one.run_alike(run)
+    assert [float(x) for x in sums] == [a + b for a, b in zip(first, second)]
+
+
 def test_a_step_that_fails_on_all_workers(two_by_one: Pool) -> None:
     def run(strategy):
         def broken(x):

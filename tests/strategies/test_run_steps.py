@@ -890,3 +890,15 @@ def test_random_sizes_beside_a_python_loop(
     for a, b in zip(jax.tree.leaves(many), jax.tree.leaves(single)):
         if not isinstance(a, str):
             np.testing.assert_array_equal(a, b)
+
+
+def test_many_forms_of_one_step_warn() -> None:
+    strategy = mx.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+
+    def round_of(name: str) -> None:
+        strategy.run_steps(lambda x: x * len(name), iter([1.0, 2.0]), 2)
+
+    for k in range(9):
+        round_of("x" * k)
+    with pytest.warns(UserWarning, match="'<lambda>' .* has been compiled 10 times"):
+        round_of("another")

@@ -7,6 +7,7 @@ import inspect
 import types
 from collections import Counter
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, overload
 
 import jax
@@ -19,7 +20,7 @@ from mirrax._src.base.values import PyTree, UnevenError, is_array, is_leaf
 from mirrax._src.collectives.launch import describe_program
 from mirrax._src.engines.blocks import functions_run_eagerly, run_block
 from mirrax._src.engines.eager import run_eagerly
-from mirrax._src.engines.fingerprint import lift
+from mirrax._src.engines.fingerprint import Lifted, lift
 from mirrax._src.engines.program import Program, SignatureChanged, Staged
 from mirrax._src.engines.signature import (
     Frozen,
@@ -37,6 +38,7 @@ from mirrax._src.state.frame import RunEagerly
 from mirrax._src.state.variable import Variable
 
 _WARN_AFTER = 5
+_WARN_AFTER_FORMS = 10
 
 
 @overload
@@ -358,21 +360,41 @@ class FunctionCache:
 
     def __init__(self) -> None:
         self._functions: dict[Any, Function] = {}
+        self._forms: Counter[Any] = Counter()
 
     def compiled(self, fn: Callable[..., Any]) -> tuple[Function, tuple[Any, ...]]:
         """The compiled form of `fn`, and the arrays to give it before the arguments."""
         lifted = lift(fn, exactly=False)
-        if lifted is None:
-            return self._functions.setdefault(fn, Function(fn)), ()
-        if lifted.key not in self._functions:
-            rebuild = lifted.rebuild
+        key = fn if lifted is None else lifted.key
+        if key not in self._functions:
+            self._note_form(fn)
+            self._functions[key] = Function(
+                fn if lifted is None else _lifted(fn, lifted)
+            )
+        return self._functions[key], () if lifted is None else (lifted.arrays,)
 
-            def call(closed_over: tuple[Any, ...], *args: Any, **kwargs: Any) -> PyTree:
-                return rebuild(closed_over)(*args, **kwargs)
+    def _note_form(self, fn: Callable[..., Any]) -> None:
+        """Counts the compiled forms of one piece of code; when there are many, warns."""
+        code = getattr(fn, "__code__", None)
+        self._forms[code] += 1
+        if code is not None and self._forms[code] % _WARN_AFTER_FORMS == 0:
+            warn_user(
+                f"{code.co_name!r} ({Path(code.co_filename).name}:{code.co_firstlineno}) has "
+                f"been compiled {self._forms[code]} times, because what it closes over was "
+                "different each time. Each time is slow: pass what changes as an argument, "
+                "or keep it in a variable."
+            )
 
-            call.__name__ = getattr(fn, "__name__", "call")
-            self._functions[lifted.key] = Function(call)
-        return self._functions[lifted.key], (lifted.arrays,)
+
+def _lifted(fn: Callable[..., Any], lifted: Lifted) -> Callable[..., Any]:
+    """`fn`, with the arrays that it closes over as its first argument."""
+    rebuild = lifted.rebuild
+
+    def call(closed_over: tuple[Any, ...], *args: Any, **kwargs: Any) -> PyTree:
+        return rebuild(closed_over)(*args, **kwargs)
+
+    call.__name__ = getattr(fn, "__name__", "call")
+    return call
 
 
 def _shape(array: Any) -> Any:
