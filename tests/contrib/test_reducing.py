@@ -244,8 +244,8 @@ def test_broadcast_to_all_towers(n: int, destinations: Any) -> None:
 def test_broadcast_to_some_devices(n: int) -> None:
     distribution = towers(n)
     with distribution.scope():
-        v = mx.Variable(0.0)
-        assert len(distribution.unwrap(distribution.broadcast(1.0, v))) == n
+        for v in (mx.Variable(0.0), mx.Variable([1.0, 2.0])):
+            assert len(distribution.unwrap(distribution.broadcast(1.0, v))) == n
         one = distribution.broadcast(1.0, "CPU:3")
         two = distribution.broadcast(np.float32(1), ["CPU:3", "/cpu:1"])
     assert devices_of(distribution, one) == [{CPUS[3]}]

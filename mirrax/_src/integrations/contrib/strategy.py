@@ -300,7 +300,11 @@ class DistributionStrategy:
     def broadcast(self, tensor: Any, destinations: Any = None) -> Any:
         """`tensor` with a copy on each device of `destinations`; by default of all towers."""
         extended = self.core.extended
-        return extended.broadcast_to(tensor, destinations or extended.worker_devices)
+        if destinations is None or (
+            isinstance(destinations, tuple | list) and not destinations
+        ):
+            destinations = extended.worker_devices
+        return extended.broadcast_to(tensor, destinations)
 
     @renamed("[fn(x) for x in map_over]")
     def map(
