@@ -20,7 +20,11 @@ def code_of(kind: str, text: str) -> str:
 
 
 @pytest.mark.filterwarnings("ignore:.*(is the older name|has nothing to do)")
-@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "page",
+    [PAGES[0], *(pytest.param(page, marks=pytest.mark.slow) for page in PAGES[1:])],
+    ids=lambda path: path.name,
+)
 def test_examples_run(page: Path) -> None:
     names: dict[str, object] = {}
     text = page.read_text()

@@ -85,6 +85,7 @@ def values_of(distribution: Any) -> Any:
 # Through a strategy ---------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("n", "name"), [*((2, name) for name in OPS), (4, "hierarchical"), (4, "a user's")]
 )
@@ -117,6 +118,7 @@ def test_one_tower_has_little_to_reduce(name: str) -> None:
     assert parts(distribution, sums[1]) == [[0.0, 1.0, 2.0]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("engine", "name"),
     [

@@ -147,6 +147,7 @@ def test_moving_means_see_the_mean_over_all_towers(n: int) -> None:
 # The same as single steps, in one dispatch ----------------------------------------------
 
 
+@pytest.mark.slow
 @all_sizes
 def test_variables_and_outputs_are_those_of_single_steps(n: int) -> None:
     distribution = towers(n)

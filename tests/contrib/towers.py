@@ -16,7 +16,7 @@ import mirrax as mx
 older_names = pytest.mark.filterwarnings("ignore:`:DeprecationWarning")
 
 all_sizes = pytest.mark.parametrize(
-    "n", [1, 2, pytest.param(3, marks=pytest.mark.slow), 4]
+    "n", [1, 2, *(pytest.param(n, marks=pytest.mark.slow) for n in (3, 4))]
 )
 
 # With the fixture `run_eagerly`: loops of steps as one program, and as plain Python.

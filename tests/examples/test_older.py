@@ -119,7 +119,7 @@ PROGRAMS = {
         },
     ),
 }
-QUICK = {"compat_v1_own_optimizer", "compat_v1_estimator", "contrib_own_adam"}
+QUICK = {"contrib_own_adam"}
 
 
 def make_strategy(name: str, replicas: int) -> Any:

@@ -11,8 +11,6 @@ _QUICK: dict[str, set[str]] = {
     "workers/test_bits.py": set(),
     "workers/test_checkpoints.py": {
         "test_a_damaged_checkpoint_is_passed_over_by_all",
-        "test_a_manager_keeps_the_newest_on_all_workers",
-        "test_random_keys",
     },
     "workers/test_input.py": {
         "test_a_position_is_saved_and_restored",
@@ -40,11 +38,9 @@ _QUICK: dict[str, set[str]] = {
     "workers/test_sequences.py": set(),
     "workers/test_strategy.py": {"test_facts[two_by_two]"},
     "workers/test_training.py": {
-        "test_large_gradients_travel_alone",
         "test_small_gradients_travel_together[two_by_two]",
     },
     "workers/test_variables.py": {
-        "test_all_start_with_the_first_workers_value",
         "test_assigned_in_replicas[ON_WRITE-compiled]",
         "test_different_shapes_are_an_error_on_all_workers[scope]",
         "test_update[outside]",
@@ -53,9 +49,7 @@ _QUICK: dict[str, set[str]] = {
         "test_a_killed_worker_ends_the_others_who_name_it[compiled steps-1]",
         "test_a_user_who_goes_on_gets_the_error_again",
         "test_all_workers_stop_at_the_same_step",
-        "test_an_error_in_the_data_of_one_worker_reaches_the_others",
         "test_how_a_worker_ended_is_said_by_the_others[an exception-1]",
-        "test_how_a_worker_ended_is_said_by_the_others[an exit-0]",
         "test_in_debug_mode_different_programs_are_shown_before_they_run[shapes]",
     },
     "cluster/test_joining.py": {
@@ -70,9 +64,7 @@ _QUICK: dict[str, set[str]] = {
         "test_progress_bars_show_their_last_state",
     },
     "command_line/test_signals.py": {
-        "test_a_second_signal_kills",
         "test_ctrl_c_reaches_workers_once",
-        "test_workers_that_save_give_42",
     },
     "testing/test_failures.py": {
         "test_an_exception_names_the_worker_and_carries_its_traceback",

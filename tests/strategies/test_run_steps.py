@@ -29,7 +29,7 @@ ON_READ = mx.VariableSynchronization.ON_READ
 SUM = mx.VariableAggregation.SUM
 
 all_sizes = pytest.mark.parametrize(
-    "n", [1, 2, pytest.param(3, marks=pytest.mark.slow), 4]
+    "n", [1, 2, *(pytest.param(n, marks=pytest.mark.slow) for n in (3, 4))]
 )
 Dataset = mx.data.Dataset
 
@@ -219,6 +219,7 @@ def test_elements_of_any_iterator() -> None:
 # Variables ------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @all_sizes
 def test_variables_of_all_kinds_are_carried_from_step_to_step(n: int) -> None:
     strategy = mirrored(n)
@@ -349,6 +350,7 @@ def test_variables_are_made_in_the_first_step_only() -> None:
     assert parts(strategy, made[0]) == [16.0, 16.0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("n", "transformation"),
     [
@@ -845,6 +847,7 @@ def test_functions_that_run_eagerly() -> None:
 STRATEGIES = {n: mirrored(n) for n in range(1, 5)}
 
 
+@pytest.mark.slow
 @examples(25)
 @given(
     n=st.integers(1, 4),
