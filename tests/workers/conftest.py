@@ -14,7 +14,7 @@ from .comparing import Pool
 
 Pools = Callable[..., WorkerPool]
 
-_POOLS = ("two_by_two", "two_by_one", "three_by_one")
+_POOLS = ("two_by_two", "two_by_one", "three_by_one", "four_by_one")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -47,3 +47,9 @@ def two_by_one(worker_pool: Pools) -> Pool:
 def three_by_one(worker_pool: Pools) -> Pool:
     """Three workers of one replica each."""
     return Pool(worker_pool(3, 1))
+
+
+@pytest.fixture
+def four_by_one(worker_pool: Pools) -> Pool:
+    """Four workers of one replica each."""
+    return Pool(worker_pool(4, 1))

@@ -58,6 +58,7 @@ def test_two_workers_of_two(two_by_two: Pool) -> None:
     [
         ("two_by_one", [("mlp", "momentum")]),
         ("three_by_one", [("cnn", "sgd")]),
+        ("four_by_one", [("mlp", "adam")]),
     ],
 )
 def test_other_numbers_of_workers(pool, cases, request) -> None:
