@@ -10,6 +10,12 @@ from mirrax._src.integrations.contrib.cross_tower_ops import (
     ReductionToOneDeviceCrossTowerOps as ReductionToOneDeviceCrossTowerOps,
 )
 from mirrax._src.integrations.contrib.datasets import TowerDataset as TowerDataset
+from mirrax._src.integrations.contrib.mirrored import (
+    MirroredStrategy as MirroredStrategy,
+)
+from mirrax._src.integrations.contrib.mirrored import (
+    OneDeviceStrategy as OneDeviceStrategy,
+)
 from mirrax._src.integrations.contrib.multi_step import (
     MultiStepContext as MultiStepContext,
 )
@@ -17,12 +23,6 @@ from mirrax._src.integrations.contrib.strategy import (
     DistributionStrategy as DistributionStrategy,
 )
 from mirrax._src.integrations.contrib.strategy import MapOutput as MapOutput
-from mirrax._src.integrations.contrib.strategy import (
-    MirroredStrategy as MirroredStrategy,
-)
-from mirrax._src.integrations.contrib.strategy import (
-    OneDeviceStrategy as OneDeviceStrategy,
-)
 from mirrax._src.integrations.contrib.towers import TowerContext as TowerContext
 from mirrax._src.integrations.contrib.towers import (
     get_cross_tower_context as get_cross_tower_context,

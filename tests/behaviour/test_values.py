@@ -340,3 +340,18 @@ def test_the_gradient_of_all_gather_sums_what_all_replicas_lose(engine, strategy
     # Replica i's loss counts i + 1 times, so three times in all.
     gradient = run(strategy, replica_fn, x, engine=engine)
     assert parts(strategy, gradient) == [[30.0], [300.0]]
+
+
+@pytest.mark.parametrize("axis", [0, np.int64(0), [0], (np.int32(0),)])
+def test_an_axis_may_be_any_whole_number_or_several(axis):
+    strategy = mx.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    value = mx.distribute.PerReplica([jnp.arange(3), jnp.arange(2)])
+    assert int(strategy.reduce("SUM", value, axis=axis)) == 4
+
+
+@pytest.mark.parametrize("axis", ["CPU:0", 0.0, [0, None]])
+def test_what_is_no_axis_is_said_so(axis):
+    strategy = mx.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    value = mx.distribute.PerReplica([jnp.arange(3), jnp.arange(2)])
+    with pytest.raises(TypeError, match=r"`axis` must be None, .*`extended.reduce_to`"):
+        strategy.reduce("SUM", value, axis=axis)

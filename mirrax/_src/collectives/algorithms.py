@@ -27,6 +27,7 @@ class _PackedAllReduce(ProgramOps):
         if num_packs < 0:
             raise ValueError(f"`num_packs` must be at least 0, got {num_packs}.")
         self.num_packs = num_packs
+        self.limits: PackLimits | None = None  # in place of `num_packs`
 
     def pack_limits(
         self,
@@ -34,6 +35,8 @@ class _PackedAllReduce(ProgramOps):
         options: CommunicationOptions,
         mesh: ReplicaMesh,
     ) -> PackLimits:
+        if self.limits is not None:
+            return self.limits
         if self.num_packs == 0:
             return PackLimits(small_bytes=0)
         if self.num_packs == 1 or options.bytes_per_pack:

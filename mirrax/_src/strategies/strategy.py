@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -336,12 +337,7 @@ class Strategy:
                 replica made, is summed.
         """
         op = parse_reduce_op(reduce_op)
-        axes = axis if isinstance(axis, tuple | list) else [axis or 0]
-        if not all(isinstance(each, int) for each in axes):
-            raise TypeError(
-                f"`axis` must be None, a number or several, got {axis!r}. Where the result "
-                "is to go is an argument of `extended.reduce_to`."
-            )
+        axis = _checked_axis(axis)
         with self.entered("reduce"):
             flat, tree = jax.tree_util.tree_flatten_with_path(
                 value, is_leaf=_is_reducible
@@ -633,6 +629,19 @@ class Scope(Generic[_Face]):
 
 
 _ALREADY = contextlib.nullcontext()
+
+
+def _checked_axis(axis: Any) -> int | tuple[int, ...] | None:
+    """`axis` as Python's numbers."""
+    try:
+        if axis is None or not isinstance(axis, tuple | list):
+            return None if axis is None else operator.index(axis)
+        return tuple(map(operator.index, axis))
+    except TypeError:
+        raise TypeError(
+            f"`axis` must be None, a number or several, got {axis!r}. Where the result is to "
+            "go is an argument of `extended.reduce_to`."
+        ) from None
 
 
 def _is_reducible(value: Any) -> bool:

@@ -8,7 +8,6 @@ from typing import Any
 import jax
 
 from mirrax._src.base.devices import DeviceLike
-from mirrax._src.base.mesh import ReplicaMesh
 from mirrax._src.base.reduce_op import ReduceOp, VariableAggregation
 from mirrax._src.collectives.algorithms import (
     HierarchicalCopyAllReduce,
@@ -128,33 +127,11 @@ class AllReduceCrossTowerOps(_Known):
             )
         ops = algorithms[all_reduce_alg](max(num_packs, 0))
         if num_packs <= 0 and agg_small_grads_max_bytes > 0:
-            limits = PackLimits(
+            ops.limits = PackLimits(
                 small_bytes=agg_small_grads_max_bytes,
                 pack_arrays=agg_small_grads_max_group,
             )
-            ops.pack_limits = _Always(limits)  # type: ignore[method-assign]
         super().__init__(ops)
-
-
-class _Always:
-    """The same limits for all arrays; equal limits are one, for programs to be shared."""
-
-    def __init__(self, limits: PackLimits) -> None:
-        self._limits = limits
-
-    def __call__(
-        self,
-        arrays: Sequence[jax.Array],
-        options: CommunicationOptions,
-        mesh: ReplicaMesh,
-    ) -> PackLimits:
-        return self._limits
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Always) and self._limits == other._limits
-
-    def __hash__(self) -> int:
-        return hash(self._limits)
 
 
 class ReductionToOneDeviceCrossTowerOps(_Known):
