@@ -223,7 +223,8 @@ class Function:
             keep_all: Whether to give the results of all calls, stacked; else the last ones.
 
         Raises:
-            UnlikeSteps, UnevenError, RunEagerly: If no one program can do it.
+            UnlikeSteps, SlowInLoops, UnevenError, RunEagerly: If no one program can, or
+                should, do it.
         """
         here = context.current()
         args = (common, *elements)

@@ -79,9 +79,7 @@ class MirroredStrategy(DistributionStrategy):
         """The main strategy that does the work; made when it is first needed."""
         if self._core is None:
             ops = self._cross_tower_ops
-            self._take(
-                CoreMirrored(self._devices, ops and ops.as_cross_device_ops())
-            )
+            self._take(CoreMirrored(self._devices, ops and ops.as_cross_device_ops()))
         assert self._core is not None
         return self._core
 
