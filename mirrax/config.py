@@ -4,5 +4,5 @@ from mirrax._src.base.logical import list_logical_devices as list_logical_device
 from mirrax._src.base.logical import (
     set_logical_device_configuration as set_logical_device_configuration,
 )
-from mirrax._src.engines.blocks import functions_run_eagerly as functions_run_eagerly
-from mirrax._src.engines.blocks import run_functions_eagerly as run_functions_eagerly
+from mirrax._src.engines.function import functions_run_eagerly as functions_run_eagerly
+from mirrax._src.engines.function import run_functions_eagerly as run_functions_eagerly

@@ -50,9 +50,12 @@ def test_uncommitted_arrays_share_the_buffer_and_mix_with_other_devices() -> Non
 
 
 def test_a_jaxpr_may_reduce_over_an_axis_and_be_cut() -> None:
-    closed = jax_compat.make_jaxpr(
-        lambda x: lax.psum(x * 2, "replica") + 1, ("replica", 2), (jnp.float32(3),)
+    closed, known = jax_compat.make_jaxpr(
+        lambda x: ([lax.psum(x * 2, "replica") + 1], ("said", x.shape)),
+        ("replica", 2),
+        (jnp.float32(3),),
     )
+    assert known == ["said", ()]
     names = [eqn.primitive.name for eqn in closed.jaxpr.eqns]
     assert names == ["mul", "psum", "add"]
     first = closed.jaxpr.eqns[0]

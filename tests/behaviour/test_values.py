@@ -121,7 +121,7 @@ def test_the_parts_of_a_compiled_result_are_its_buffers(strategy):
     for value in (own, shared):
         first = pointers(strategy.experimental_local_results(value))
         assert first == pointers(strategy.experimental_local_results(value))
-    whole = own.piece.array
+    whole = own.array
     assert pointers(s.data for s in whole.addressable_shards) == pointers(own.values)
 
 
@@ -129,7 +129,7 @@ def test_parts_and_whole_are_the_same_buffers(strategy):
     x = per_replica(strategy, [1.0, 2.0], [3.0, 4.0])
     before = pointers(strategy.experimental_local_results(x))
     strategy.run(mx.function(lambda x: x + 1), (x,))
-    whole = x.piece.array
+    whole = x.array
     assert pointers(s.data for s in whole.addressable_shards) == before
     assert pointers(strategy.experimental_local_results(x)) == before
 

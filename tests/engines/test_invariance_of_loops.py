@@ -8,7 +8,7 @@ import pytest
 from jax import lax
 
 import mirrax as mx
-from mirrax._src.engines.invariance import invariant_outputs
+from mirrax._src.engines.jaxprs import invariant_outputs
 
 
 def is_one(fn, *inputs: bool) -> list[bool]:

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 
 import mirrax as mx
-from mirrax._src.engines.signature import sort_arguments
+from mirrax._src.engines.arguments import sort_arguments
 
 
 def compiled_text(function: mx.Function, strategy: Any, *args: Any) -> str:
     """The program that `strategy.run(function, args)` ran last, compiled, as text."""
-    arrays = sort_arguments(args, {}, strategy.replica_mesh)[1]
+    arrays = sort_arguments(args, {}, strategy.replica_mesh).arrays
     return function._last[strategy].lower(arrays).compile().as_text()
 
 

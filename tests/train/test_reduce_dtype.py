@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from property.examples import examples
 
 import mirrax as mx
-from mirrax._src.engines.signature import sort_arguments
+from mirrax._src.engines.arguments import sort_arguments
 
 from .training import STRATEGIES, assert_in_step, make_variables, slow_if_eager, step_of
 
@@ -28,7 +28,7 @@ def types_that_travel(strategy, function, *args):
 
     XLA's own text would not do: for CPUs it sums half precision in float32.
     """
-    arrays = sort_arguments(args, {}, strategy.replica_mesh)[1]
+    arrays = sort_arguments(args, {}, strategy.replica_mesh).arrays
     text = function._last[strategy].lower(arrays).as_text()
     return re.findall(r"all_reduce.*?\}\) : \(tensor<(?:\d+x)*(\w+)>\)", text, re.S)
 

@@ -11,13 +11,8 @@ import numpy as np
 
 
 class ArrayLike:
-    """Behaves as the array that `__jax_array__` returns.
+    """Behaves as the array that `__jax_array__` returns."""
 
-    `is_variable` marks objects that keep their identity when arguments and results are
-    taken apart: a variable that is passed to `run` arrives as the variable.
-    """
-
-    is_variable = False
     __array_priority__ = (
         100  # so that NumPy arrays on the left leave the operator to us
     )

@@ -9,7 +9,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from mirrax._src.base.protocols import FrameLike, ReplicaLike, StrategyLike
+
+if TYPE_CHECKING:
+    from mirrax._src.base.values import Atom
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,12 +31,12 @@ class Context:
         colocate_with: The variable whose devices new variables are put on, or None.
     """
 
-    strategy: Any
-    replica: Any = None
+    strategy: StrategyLike
+    replica: ReplicaLike | None = None
     updating: int | None = None
-    frame: Any = None
+    frame: FrameLike | None = None
     compile_runs: Any = None
-    colocate_with: Any = None
+    colocate_with: Atom | None = None
 
 
 class _Stack(threading.local):
@@ -103,7 +108,7 @@ def changed(**changes: Any) -> enter:
 
 def in_program(here: Context) -> bool:
     """Whether one program is being traced for all replicas at once."""
-    return here.frame is not None and here.frame.is_spmd
+    return here.frame is not None and here.frame.mode.is_program
 
 
 def local_index(here: Context) -> int:
@@ -113,6 +118,6 @@ def local_index(here: Context) -> int:
     return here.updating or 0
 
 
-def _default_strategy() -> Any:
+def _default_strategy() -> StrategyLike:
     assert _make_default is not None
     return _make_default().strategy

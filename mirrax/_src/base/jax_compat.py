@@ -157,14 +157,23 @@ def sub_program(
 
 
 def make_jaxpr(
-    fn: Callable[..., Any], axis: tuple[str, int] | None, args: Sequence[Any]
-) -> ClosedJaxpr:
-    """`fn(*args)` as a jaxpr, in which `axis` may be reduced over.
+    fn: Callable[..., tuple[list[Any], Any]],
+    axis: tuple[str, int] | None,
+    args: Sequence[Any],
+) -> tuple[ClosedJaxpr, Any]:
+    """`fn(*args)`, which gives outputs and what else is known of them, as a jaxpr and that.
 
-    Tracing outside `shard_map` keeps JAX's varying-axes types out of user code: with
-    them a `lax.scan` that starts from `jnp.zeros` fails in a replica function.
+    `axis` may be reduced over. Tracing outside `shard_map` keeps JAX's varying-axes types
+    out of user code: with them a `lax.scan` that starts from `jnp.zeros` fails.
     """
-    return jax.make_jaxpr(fn, axis_env=[axis] if axis else None)(*args)
+    known: list[Any] = []  # must hold no tracers: they do not outlive the trace
+
+    def outputs(*args: Any) -> list[Any]:
+        outs, known[:] = fn(*args)
+        return outs
+
+    closed = jax.make_jaxpr(outputs, axis_env=[axis] if axis else None)(*args)
+    return closed, known
 
 
 # This worker's address for the others. Gloo would take that of the machine's name, which on

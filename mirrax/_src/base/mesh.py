@@ -1,7 +1,8 @@
-"""The one-dimensional mesh of a strategy and its two shardings: a copy each, a slice each."""
+"""The one-dimensional mesh of a strategy, and the ways in which an array lies on it."""
 
 from __future__ import annotations
 
+import enum
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -13,8 +14,29 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from mirrax._src.base.devices import device_name
 from mirrax._src.base.jax_compat import Device
+from mirrax._src.base.protocols import ClusterLike
 
 AXIS_NAME = "replica"
+
+
+class Layout(enum.Enum):
+    """How one array holds what all replicas have, from arguments to programs to results."""
+
+    PLAIN = "an array"  # tied to no mesh
+    MIRRORED = "a mirrored value"  # a copy on every device
+    SPLIT = "a per-replica value"  # replica i's part is slice i of the first axis
+    STACKED = "a per-replica scalar"  # replica i's part is element i
+    OWN = (
+        "a replica's own value"  # in the replicas' program: of the replica that runs it
+    )
+
+    @property
+    def is_split(self) -> bool:
+        """Whether each replica has a part of its own."""
+        return self is Layout.SPLIT or self is Layout.STACKED
+
+    # By identity, as members compare; the default hashes the name, and programs are looked up often.
+    __hash__ = object.__hash__
 
 
 @dataclass(frozen=True)
@@ -26,7 +48,7 @@ class ReplicaMesh:
     """
 
     devices: tuple[Device, ...]
-    cluster: Any = field(default=None, compare=False, repr=False)
+    cluster: ClusterLike | None = field(default=None, compare=False, repr=False)
 
     @property
     def size(self) -> int:
@@ -51,6 +73,31 @@ class ReplicaMesh:
     def split_spec(self) -> PartitionSpec:
         # One replica has the whole, so scalars need no axis to be split on.
         return PartitionSpec(AXIS_NAME) if self.size > 1 else PartitionSpec()
+
+    def spec(self, layout: Layout) -> PartitionSpec:
+        """`layout` as JAX writes it."""
+        return self.split_spec if layout.is_split else PartitionSpec()
+
+    def has_row(self, layout: Layout) -> bool:
+        """Whether a replica's scalar has an axis in the whole that it has not by itself."""
+        return layout is Layout.STACKED and self.size > 1
+
+    def part_shape(self, layout: Layout, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of one replica's part of an array of `shape`."""
+        if self.size == 1 or not layout.is_split:
+            return shape
+        rows = () if layout is Layout.STACKED else (shape[0] // self.size,)
+        return (*rows, *shape[1:])
+
+    def whole_shape(self, layout: Layout, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of the array whose parts have `shape`."""
+        if self.size == 1 or not layout.is_split:
+            return shape
+        return (self.size, *shape) if not shape else (self.size * shape[0], *shape[1:])
+
+    def split_layout(self, ndim: int) -> Layout:
+        """How parts with `ndim` axes lie in one array."""
+        return Layout.SPLIT if ndim else Layout.STACKED
 
     @functools.cached_property
     def local_ids(self) -> tuple[int, ...]:
@@ -118,5 +165,6 @@ class ReplicaMesh:
         own = [(p.shape, p.dtype.name) for p in parts]
         if not self.is_shared:
             return tuple(own)
+        assert self.cluster is not None
         found = self.cluster.agree("the shapes of a per-replica value", own)
         return tuple((tuple(shape), dtype) for each in found for shape, dtype in each)

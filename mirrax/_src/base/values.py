@@ -1,7 +1,7 @@
 """`PerReplica` and `Mirrored`: one value for each replica.
 
-A distributed value is kept as its parts (one array on each device) or as one piece that
-holds all of them (`Stacked`, `InProgram`), and each view is made from the other when it is
+A distributed value is kept as its parts (one array on each device) or as one array that
+holds all of them, with its layout on a mesh. Each view is made from the other when it is
 asked for, without copying.
 """
 
@@ -9,18 +9,18 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from mirrax._src.base import context
 from mirrax._src.base.arraylike import ArrayLike
 from mirrax._src.base.errors import RunEagerly
 from mirrax._src.base.jax_compat import Device, Tracer, uncommitted
-from mirrax._src.base.mesh import AXIS_NAME, ReplicaMesh
+from mirrax._src.base.mesh import AXIS_NAME, Layout, ReplicaMesh
 
 PyTree = Any
 
@@ -29,92 +29,15 @@ class UnevenError(Exception):
     """The parts of a value do not fit in one array; never reaches users."""
 
 
-class Piece(Protocol):
-    """All replicas' parts in one."""
+class Atom:
+    """What stays in one piece when arguments and results are unpacked."""
 
-    def parts(self) -> tuple[Any, ...]: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Stacked:
-    """A global array with replica i's part at position i of its first axis.
-
-    `is_scalar` says that the parts have no axis of their own: their shape is ().
-    """
-
-    array: jax.Array
-    mesh: ReplicaMesh
-    is_scalar: bool
-
-    @property
-    def local_shape(self) -> tuple[int, ...]:
-        if self.mesh.size == 1:
-            return self.array.shape
-        if self.is_scalar:
-            return ()
-        return (self.array.shape[0] // self.mesh.size, *self.array.shape[1:])
-
-    def parts(self) -> tuple[jax.Array, ...]:
-        ids = self.mesh.local_ids
-        if isinstance(self.array, Tracer):
-            if self.mesh.is_shared:
-                raise RunEagerly(
-                    "one worker's part of a value, in code for all workers"
-                )
-            rows = self.array.reshape(self.mesh.size, *self.local_shape)
-            return tuple(rows[i] for i in ids)
-        parts = tuple(shard.data for shard in self.array.addressable_shards)
-        if self.is_scalar and self.mesh.size > 1:
-            parts = tuple(_drop_axis(part) for part in parts)
-        return tuple(map(uncommitted, parts))
+    __slots__ = ()
 
 
-@dataclass(frozen=True, slots=True)
-class InProgram:
-    """This replica's part, inside the one program that all replicas run."""
-
-    array: jax.Array
-    num_local: int
-
-    def parts(self) -> tuple[jax.Array, ...]:
-        # Only a `merge_fn` that looks at single replicas pays for this gather.
-        gathered = jax.lax.all_gather(self.array, AXIS_NAME)
-        first = 0
-        if self.num_local < len(
-            gathered
-        ):  # those of the worker that this replica is on
-            here = jax.lax.axis_index(AXIS_NAME)
-            first = here - here % self.num_local
-        return tuple(gathered[first + i] for i in range(self.num_local))
-
-
-def copies_of(array: jax.Array) -> tuple[jax.Array, ...]:
-    """A global array's buffers on this worker, in the order of the mesh; no copies."""
-    # Not `addressable_data(i)`, which gives device 0's buffer of a replicated array always.
-    return tuple(uncommitted(shard.data) for shard in array.addressable_shards)
-
-
-_add_axis = jax.jit(lambda x: x[None])
-_drop_axis = jax.jit(lambda x: x[0])
-
-
-def _expand(x: jax.Array, device: Device) -> jax.Array:
-    with jax.default_device(device):  # where an uncommitted array is computed
-        return _add_axis(x)
-
-
-def check_alive(array: Any, kind: str = "array") -> None:
-    """Raises if `array` was donated: JAX 0.10 crashes on such arguments on several CPUs."""
-    if (
-        isinstance(array, jax.Array)
-        and not isinstance(array, Tracer)
-        and array.is_deleted()
-    ):
-        raise RuntimeError(
-            f"This {kind} ({array.dtype}{list(array.shape)}) was donated to a compiled "
-            "function (`donate_argnums`), whose results took over its memory. Use what that "
-            "call returned."
-        )
+# Distributed values and variables. Called for every node of a step's arguments: a method of
+# a class is five times as fast here as a function.
+is_leaf: Callable[[Any], bool] = Atom.__instancecheck__
 
 
 class DistributedValues(abc.ABC):
@@ -128,33 +51,43 @@ class DistributedValues(abc.ABC):
         """This worker's parts, each on its own device."""
 
 
-class ReplicaValues:
+class ReplicaValues(Atom):
     """What `PerReplica` and `Mirrored` share.
 
     Attributes:
-        piece: All parts in one, if they are.
+        array: All parts in one, if they are.
+        mesh: Where they lie; None if that is not known, or parts were put together by hand.
+        layout: How they lie in `array`.
         shapes: The shape and dtype of all workers' parts, where they are known and unequal
-            or not in one piece.
+            or not in one array.
     """
 
-    __slots__ = ("_values", "piece", "shapes")
+    __slots__ = ("_parts", "array", "mesh", "layout", "shapes")
+    array: Any
+    mesh: ReplicaMesh | None
+    layout: Layout | None
+    shapes: tuple[Any, ...] | None
 
-    def __init__(self, values: Iterable[Any], shapes: Any = None) -> None:
-        self._values: tuple[Any, ...] | None = tuple(values)
-        self.piece: Any = None
-        self.shapes: tuple[Any, ...] | None = shapes
+    def __init__(
+        self, values: Iterable[Any], shapes: Any = None, mesh: ReplicaMesh | None = None
+    ) -> None:
+        self._parts: tuple[Any, ...] | None = tuple(values)
+        self.array = self.layout = None
+        self.mesh, self.shapes = mesh, shapes
 
     @property
     def values(self) -> tuple[Any, ...]:
         """This worker's parts, each on its own device."""
-        values = self._values
-        if values is None:
-            self._check_alive()
-            values = self._values = self.piece.parts()
-        return values
+        parts = self._parts
+        if parts is None:
+            check_alive(self.array, type(self).__name__)
+            parts = self._take_apart()
+            if not isinstance(self.array, Tracer):
+                self._parts = parts
+        return parts
 
-    def _check_alive(self) -> None:
-        check_alive(getattr(self.piece, "array", self.piece), type(self).__name__)
+    def _take_apart(self) -> tuple[Any, ...]:
+        raise AssertionError("a subclass says how parts lie in the array")
 
     def __repr__(self) -> str:
         try:
@@ -179,11 +112,41 @@ class PerReplica(ReplicaValues):
     __module__ = "mirrax.distribute"
 
     @classmethod
-    def of(cls, piece: Piece) -> PerReplica:
-        """The value whose parts `piece` holds."""
+    def of(cls, array: Any, mesh: ReplicaMesh | None, layout: Layout) -> PerReplica:
+        """The value whose parts `array` holds."""
         self = cls.__new__(cls)
-        self._values, self.piece, self.shapes = None, piece, None
+        self._parts = self.shapes = None
+        self.array, self.mesh, self.layout = array, mesh, layout
         return self
+
+    def _take_apart(self) -> tuple[jax.Array, ...]:
+        array, mesh, layout = self.array, self.mesh, self.layout
+        assert layout is not None
+        if layout is Layout.OWN:
+            return _all_own_parts(array, len(mesh.local_ids) if mesh else 1)
+        assert mesh is not None
+        if isinstance(array, Tracer):
+            if mesh.is_shared:
+                raise RunEagerly(
+                    "one worker's part of a value, in code for all workers"
+                )
+            shape = mesh.part_shape(layout, array.shape)
+            rows = array.reshape(mesh.size, *shape)
+            return tuple(rows[i] for i in mesh.local_ids)
+        parts = [shard.data for shard in array.addressable_shards]
+        if mesh.has_row(layout):
+            parts = map(_drop_axis, parts)
+        return tuple(map(uncommitted, parts))
+
+
+def _all_own_parts(array: jax.Array, num_local: int) -> tuple[jax.Array, ...]:
+    # Only a `merge_fn` that looks at single replicas pays for this gather.
+    gathered = lax.all_gather(array, AXIS_NAME)
+    first = 0
+    if num_local < len(gathered):  # those of the worker that this replica is on
+        here = lax.axis_index(AXIS_NAME)
+        first = here - here % num_local
+    return tuple(gathered[first + i] for i in range(num_local))
 
 
 class Mirrored(ReplicaValues, ArrayLike):
@@ -193,29 +156,24 @@ class Mirrored(ReplicaValues, ArrayLike):
     __module__ = "mirrax.distribute"
 
     @classmethod
-    def of(cls, array: jax.Array) -> Mirrored:
-        """The value whose copies are those of a replicated global array."""
+    def of(cls, array: Any, mesh: ReplicaMesh | None) -> Mirrored:
+        """The value whose copies are those of an array that is the same on all devices."""
         self = cls.__new__(cls)
-        self._values, self.piece, self.shapes = None, array, None
+        self._parts = self.shapes = None
+        self.array, self.mesh, self.layout = array, mesh, Layout.MIRRORED
         return self
 
-    @property
-    def values(self) -> tuple[Any, ...]:
-        if self._values is None:
-            array = self.piece
-            self._check_alive()
-            if isinstance(array, Tracer):
-                mesh = context.current().strategy.replica_mesh
-                return (array,) * (len(mesh.local_ids) if mesh is not None else 1)
-            self._values = copies_of(array)
-        return self._values
+    def _take_apart(self) -> tuple[Any, ...]:
+        if isinstance(self.array, Tracer):
+            return (self.array,) * (len(self.mesh.local_ids) if self.mesh else 1)
+        return copies_of(self.array)
 
     def __jax_array__(self) -> jax.Array:
         here = context.current()
-        if self.piece is not None and (
-            isinstance(self.piece, Tracer) or context.in_program(here)
+        if self.array is not None and (
+            isinstance(self.array, Tracer) or context.in_program(here)
         ):
-            return self.piece
+            return self.array
         index = context.local_index(here)
         return self.values[index if index < len(self.values) else 0]
 
@@ -223,7 +181,7 @@ class Mirrored(ReplicaValues, ArrayLike):
         return ReplicaValues.__repr__(self)
 
 
-def _flatten_mirrored(value: Mirrored) -> tuple[tuple[Any, ...], str]:
+def _flatten_mirrored(value: Mirrored) -> tuple[tuple[Any, ...], Any]:
     here = context.current()
     if (
         here.replica is not None
@@ -231,19 +189,21 @@ def _flatten_mirrored(value: Mirrored) -> tuple[tuple[Any, ...], str]:
         and not context.is_default()
     ):
         return (value.__jax_array__(),), "own"
-    if value.piece is not None:
-        return (value.piece,), "whole"
+    if value.array is not None:
+        return (value.array,), value.mesh
     return value.values, "copies"
 
 
-def _unflatten_mirrored(form: str, children: Sequence[Any]) -> Any:
+def _unflatten_mirrored(form: Any, children: Sequence[Any]) -> Any:
     if form == "own":  # an eager replica works with its own copy
         return children[0]
-    return Mirrored.of(children[0]) if form == "whole" else Mirrored(children)
+    return Mirrored(children) if form == "copies" else Mirrored.of(children[0], form)
 
 
 jax.tree_util.register_pytree_node(
-    PerReplica, lambda v: (v.values, None), lambda _, children: PerReplica(children)
+    PerReplica,
+    lambda v: (v.values, None),
+    lambda _, children: PerReplica(children),
 )
 jax.tree_util.register_pytree_node(Mirrored, _flatten_mirrored, _unflatten_mirrored)
 
@@ -251,14 +211,12 @@ jax.tree_util.register_pytree_node(Mirrored, _flatten_mirrored, _unflatten_mirro
 DistributedValues.register(ReplicaValues)
 
 
+# What values are -----------------------------------------------------------------------
+
+
 def is_distributed(value: Any) -> bool:
     """Whether `value` has a part for each replica."""
     return isinstance(value, ReplicaValues)
-
-
-def is_leaf(value: Any) -> bool:
-    """What is not taken apart in arguments and results: distributed values and variables."""
-    return isinstance(value, ReplicaValues) or getattr(value, "is_variable", False)
 
 
 def is_array(value: Any) -> bool:
@@ -271,22 +229,72 @@ def is_number(value: Any) -> bool:
     return isinstance(value, int | float | complex) and not isinstance(value, bool)
 
 
-def stack(value: ReplicaValues, mesh: ReplicaMesh) -> Stacked:
-    """`value` in one piece for programs on `mesh`.
+def is_numeric(value: Any) -> bool:
+    """Whether `value` can become an array without a word: an array, a number, a boolean."""
+    return is_array(value) or isinstance(value, int | float | complex)
+
+
+def abstract(value: Any, shape: tuple[int, ...] | None = None) -> jax.ShapeDtypeStruct:
+    """An array without its values; `shape` in place of its own."""
+    aval = jax.typeof(value)
+    shape = aval.shape if shape is None else shape
+    return jax.ShapeDtypeStruct(shape, aval.dtype, weak_type=aval.weak_type)
+
+
+def check_alive(array: Any, kind: str = "array") -> None:
+    """Raises if `array` was donated: JAX 0.10 crashes on such arguments on several CPUs."""
+    is_concrete = isinstance(array, jax.Array) and not isinstance(array, Tracer)
+    if is_concrete and array.is_deleted():
+        raise RuntimeError(
+            f"This {kind} ({array.dtype}{list(array.shape)}) was donated to a compiled "
+            "function (`donate_argnums`), whose results took over its memory. Use what that "
+            "call returned."
+        )
+
+
+# From parts to one array, and back --------------------------------------------------------
+
+
+def copies_of(array: jax.Array) -> tuple[jax.Array, ...]:
+    """A global array's buffers on this worker, in the order of the mesh; no copies."""
+    # Not `addressable_data(i)`, which gives device 0's buffer of a replicated array always.
+    return tuple(uncommitted(shard.data) for shard in array.addressable_shards)
+
+
+def first_copy(array: Any) -> Any:
+    """A replicated array as one array on the first device; anything else as it is."""
+    if not isinstance(array, jax.Array) or isinstance(array, Tracer):
+        return array
+    is_spread = len(array.sharding.device_set) > 1 and array.is_fully_replicated
+    return copies_of(array)[0] if is_spread else array
+
+
+_add_axis = jax.jit(lambda x: x[None])
+_drop_axis = jax.jit(lambda x: x[0])
+
+
+def _expand(x: jax.Array, device: Device) -> jax.Array:
+    with jax.default_device(device):  # where an uncommitted array is computed
+        return _add_axis(x)
+
+
+def join(value: ReplicaValues, mesh: ReplicaMesh) -> tuple[jax.Array, Layout]:
+    """The parts of `value` in one array for programs on `mesh`, and how they lie in it.
 
     Raises:
         UnevenError: If the parts differ in shape or dtype or are no arrays.
     """
-    if isinstance(value.piece, Stacked) and value.piece.mesh == mesh:
-        return value.piece
+    if value.array is not None and value.layout is not None and value.mesh == mesh:
+        if value.layout.is_split:
+            return value.array, value.layout
     parts = value.values
     check_parts(value, mesh)
-    if not all(is_array(p) or is_number(p) or isinstance(p, bool) for p in parts):
+    if not all(map(is_numeric, parts)):
         raise UnevenError
     if any(isinstance(part, Tracer) for part in parts):
-        return _stack_traced(parts, mesh)
+        return _join_traced(parts, mesh)
     with jax.ensure_compile_time_eval():
-        return _stack_concrete(value, parts, mesh)
+        return _join_concrete(value, parts, mesh)
 
 
 def check_parts(value: ReplicaValues, mesh: ReplicaMesh) -> None:
@@ -301,11 +309,10 @@ def check_parts(value: ReplicaValues, mesh: ReplicaMesh) -> None:
         )
 
 
-def _stack_concrete(
+def _join_concrete(
     value: ReplicaValues, parts: Sequence[Any], mesh: ReplicaMesh
-) -> Stacked:
+) -> tuple[jax.Array, Layout]:
     arrays = [to_device(p, device) for p, device in zip(parts, mesh.local_devices)]
-    first = arrays[0]
     shapes = [(a.shape, a.dtype) for a in arrays]
     if isinstance(value, PerReplica) and mesh.is_shared:
         if value.shapes is None:
@@ -313,26 +320,26 @@ def _stack_concrete(
         shapes = value.shapes
     if any(shape != shapes[0] for shape in shapes):
         raise UnevenError
-    is_scalar = first.ndim == 0
-    if is_scalar and mesh.size > 1:
+    layout = mesh.split_layout(arrays[0].ndim)
+    if mesh.has_row(layout):
         arrays = [_expand(a, d) for a, d in zip(arrays, mesh.local_devices)]
-    piece = Stacked(mesh.join(arrays, mirrored=False), mesh, is_scalar)
-    value.piece = piece if isinstance(value, PerReplica) else value.piece
-    return piece
+    array = mesh.join(arrays, mirrored=False)
+    if isinstance(value, PerReplica):
+        value.array, value.mesh, value.layout = array, mesh, layout
+    return array, layout
 
 
-def _stack_traced(parts: Sequence[Any], mesh: ReplicaMesh) -> Stacked:
+def _join_traced(parts: Sequence[Any], mesh: ReplicaMesh) -> tuple[jax.Array, Layout]:
     if mesh.is_shared:
         raise RunEagerly("parts of one worker, in code for all workers")
     arrays = [jnp.asarray(part) for part in parts]
     if any(a.shape != arrays[0].shape or a.dtype != arrays[0].dtype for a in arrays):
         raise UnevenError
+    layout = mesh.split_layout(arrays[0].ndim)
     if mesh.size == 1:
-        return Stacked(arrays[0], mesh, arrays[0].ndim == 0)
-    is_scalar = arrays[0].ndim == 0
-    whole = jnp.stack(arrays) if is_scalar else jnp.concatenate(arrays)
-    whole = jax.lax.with_sharding_constraint(whole, mesh.split)
-    return Stacked(whole, mesh, is_scalar)
+        return arrays[0], layout
+    whole = jnp.concatenate(arrays) if arrays[0].ndim else jnp.stack(arrays)
+    return lax.with_sharding_constraint(whole, mesh.split), layout
 
 
 def to_device(value: Any, device: Device) -> jax.Array:
@@ -350,12 +357,42 @@ def on_device(value: Any, device: Device) -> Any:
     return to_device(value, device) if is_movable else value
 
 
-def part_of(value: PyTree, local_index: int) -> PyTree:
-    """`value` as local replica `local_index` sees it: its own parts of what is distributed."""
+def part_of(leaf: Any, mesh: ReplicaMesh | None, local_index: int | None) -> Any:
+    """What one replica sees of `leaf`: its own part or copy, where it can use it.
+
+    Args:
+        leaf: Any value; one that is not distributed is the same for all replicas.
+        mesh: The replica's mesh; None if there is one replica on no device in particular.
+        local_index: Which of this worker's replicas, or None in the replicas' program,
+            which works for all of them at once.
+    """
+    if local_index is None:
+        return _part_in_program(leaf)
+    if not isinstance(leaf, ReplicaValues):
+        return leaf if mesh is None else mesh.local_view(leaf, local_index)
+    if mesh is None:
+        return leaf.values[local_index]
+    check_parts(leaf, mesh)
+    return on_device(leaf.values[local_index], mesh.local_devices[local_index])
+
+
+def _part_in_program(leaf: Any) -> Any:
+    if not isinstance(leaf, ReplicaValues):
+        return leaf
+    if leaf.layout in (Layout.OWN, Layout.MIRRORED):
+        return leaf.array
+    if isinstance(leaf, Mirrored):
+        return leaf.values[0]
+    if not all(map(is_numeric, leaf.values)):
+        raise RunEagerly("parts that are no arrays, in the replicas' one program")
+    parts = jnp.stack([jnp.asarray(part) for part in leaf.values])
+    return parts[lax.axis_index(AXIS_NAME) % len(leaf.values)]
+
+
+def parts_of(tree: PyTree, mesh: ReplicaMesh | None, local_index: int | None) -> PyTree:
+    """`tree` as one replica sees it."""
     return jax.tree.map(
-        lambda leaf: leaf.values[local_index] if is_distributed(leaf) else leaf,
-        value,
-        is_leaf=is_leaf,
+        lambda leaf: part_of(leaf, mesh, local_index), tree, is_leaf=is_leaf
     )
 
 
@@ -363,14 +400,12 @@ def regroup(
     results: Sequence[PyTree],
     describe: Callable[[int], str],
     merge_leaves: Callable[[tuple[Any, ...]], Any],
-    share: Callable[[Any], bool] | bool = True,
+    may_share: Callable[[Any], bool] = lambda _: True,
 ) -> PyTree:
     """Replicas' results of one structure as one result whose leaves are distributed.
 
-    An object that all replicas share comes back as itself, if `share` (or what it says of
-    the object) is true.
+    An object that all replicas share comes back as itself, if `may_share` says so.
     """
-    may_share = share if callable(share) else lambda _: share
     flat = [jax.tree.flatten(r, is_leaf=is_leaf) for r in results]
     leaves, tree = flat[0]
     for i, (_, other) in enumerate(flat):

@@ -12,10 +12,10 @@ from jax import lax
 from mirrax._src.base.devices import DeviceLike, device_name, resolve_device
 from mirrax._src.base.errors import warn_user
 from mirrax._src.base.mesh import AXIS_NAME, ReplicaMesh
+from mirrax._src.collectives.equality import declare_equal
 from mirrax._src.collectives.ops import ProgramOps
 from mirrax._src.collectives.options import CommunicationOptions
 from mirrax._src.collectives.packing import PackLimits
-from mirrax._src.collectives.same import same_on_all
 
 
 class _PackedAllReduce(ProgramOps):
@@ -73,7 +73,7 @@ class HierarchicalCopyAllReduce(_PackedAllReduce):
         for groups in (within, across):
             if len(groups[0]) > 1:
                 array = lax.psum(array, AXIS_NAME, axis_index_groups=groups)
-        return same_on_all(array)
+        return declare_equal(array)
 
 
 class ReductionToOneDevice(ProgramOps):
@@ -103,7 +103,7 @@ class ReductionToOneDevice(ProgramOps):
         for i in others:
             sent = lax.ppermute(total, AXIS_NAME, [(root, i)])
             result = lax.select(here == i, sent, result)
-        return same_on_all(result)
+        return declare_equal(result)
 
     def _root(self, mesh: ReplicaMesh) -> int:
         if self.reduce_to_device is None:

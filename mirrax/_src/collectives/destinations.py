@@ -15,8 +15,7 @@ from mirrax._src.base.values import (
     Mirrored,
     ReplicaValues,
     copies_of,
-    is_array,
-    is_number,
+    is_numeric,
     to_device,
 )
 from mirrax._src.collectives.sparse import IndexedSlices
@@ -27,27 +26,25 @@ Destinations = Any
 def place(value: Any, mesh: ReplicaMesh, destinations: Destinations) -> Any:
     """A result that all replicas have, with copies where `destinations` says."""
     if isinstance(value, Tracer):
-        return Mirrored.of(value)
-    devices = destination_devices(destinations, mesh)
-    if devices == mesh.local_devices:
-        return Mirrored.of(value)
-    return copy_to(value, devices)
+        return Mirrored.of(value, mesh)
+    devices = destination_devices(destinations)
+    if not devices or devices == mesh.local_devices:
+        return Mirrored.of(value, mesh)
+    return copy_to(value, destinations)
 
 
 def copy_to(value: Any, destinations: Destinations) -> Any:
     """A copy of `value` on each destination: one array, or a `Mirrored` of several."""
-    if isinstance(value, Tracer) or (
-        isinstance(value, Mirrored) and isinstance(value.piece, Tracer)
-    ):
-        return value if isinstance(value, Mirrored) else Mirrored.of(value)
-    mesh = context.current().strategy.replica_mesh
+    mesh = mesh_of_destinations(destinations)
+    whole = value.array if isinstance(value, Mirrored) else value
+    if isinstance(whole, Tracer):
+        return value if isinstance(value, Mirrored) else Mirrored.of(value, mesh)
     if context.in_program(context.current()):
-        return Mirrored.of(jnp.asarray(value))
-    devices = destination_devices(destinations, mesh)
-    if mesh is not None and devices == mesh.local_devices and mesh.size > 1:
-        return Mirrored.of(mesh.mirror(_first_copy(value)))
+        return Mirrored.of(jnp.asarray(value), mesh)
     value = _first_copy(value)
-    copies = [to_device(value, device) for device in devices]
+    if mesh is not None and mesh.size > 1:
+        return Mirrored.of(mesh.mirror(value), mesh)
+    copies = [to_device(value, device) for device in destination_devices(destinations)]
     return copies[0] if len(copies) == 1 else Mirrored(copies)
 
 
@@ -56,36 +53,34 @@ def _first_copy(value: Any) -> Any:
         return value.values[0]
     if isinstance(value, jax.Array) and len(value.sharding.device_set) > 1:
         return copies_of(value)[0]
-    return value if is_array(value) or is_number(value) else jnp.asarray(value)
+    return value if is_numeric(value) else jnp.asarray(value)
 
 
-def destination_devices(
-    destinations: Destinations, mesh: ReplicaMesh | None
-) -> tuple[Device, ...]:
+def mesh_of_destinations(destinations: Destinations) -> ReplicaMesh | None:
+    """The mesh that a variable or a value lies on, if it knows one."""
+    if isinstance(destinations, IndexedSlices):
+        return mesh_of_destinations(destinations.values)
+    if isinstance(destinations, ReplicaValues):
+        return destinations.mesh
+    return getattr(getattr(destinations, "strategy", None), "replica_mesh", None)
+
+
+def destination_devices(destinations: Destinations) -> tuple[Device, ...]:
     """The devices that `destinations` means: of a variable, a value, or named ones."""
     if isinstance(destinations, DeviceLike):
         return resolve_devices([destinations])
+    mesh = mesh_of_destinations(destinations)
+    if mesh is not None:
+        return mesh.local_devices
     if isinstance(destinations, IndexedSlices):
-        return destination_devices(destinations.values, mesh)
+        return destination_devices(destinations.values)
     if isinstance(destinations, ReplicaValues):
-        if mesh is not None and (
-            destinations.piece is not None
-            or len(destinations.values) == len(mesh.local_ids)
-        ):
-            return mesh.local_devices
         arrays = [v for v in destinations.values if isinstance(v, jax.Array)]
-        devices = [device for array in arrays for device in array.devices()]
-        return tuple(devices) or (mesh.local_devices if mesh else ())
-    strategy_mesh = getattr(
-        getattr(destinations, "strategy", None), "replica_mesh", None
-    )
-    if strategy_mesh is not None:
-        return strategy_mesh.local_devices
+        return tuple(device for array in arrays for device in array.devices())
     if isinstance(destinations, jax.Array) and not isinstance(destinations, Tracer):
         return tuple(sorted(destinations.devices(), key=lambda d: d.id))
     if isinstance(destinations, tuple | list) and all(
         isinstance(d, DeviceLike) for d in destinations
     ):
         return resolve_devices(destinations)
-    array = jnp.asarray(destinations)
-    return tuple(array.devices())
+    return tuple(jnp.asarray(destinations).devices())

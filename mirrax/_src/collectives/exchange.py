@@ -12,7 +12,7 @@ import jax
 from jax import lax
 
 from mirrax._src.base.mesh import AXIS_NAME, ReplicaMesh
-from mirrax._src.collectives.same import same_on_all
+from mirrax._src.collectives.equality import declare_equal
 
 # A ring sends less than twice an array; a gather all others' arrays to each replica.
 _MOST_BYTES_OF_MANY = 4 * 1024 * 1024
@@ -31,4 +31,4 @@ def reduce_by_exchange(array: jax.Array) -> jax.Array:
     total = parts[0]
     for part in parts[1:]:
         total = total + part
-    return same_on_all(total)
+    return declare_equal(total)

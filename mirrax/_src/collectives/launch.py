@@ -12,27 +12,28 @@ from jax.sharding import PartitionSpec
 from mirrax._src.base import launches
 from mirrax._src.base.jax_compat import Tracer
 from mirrax._src.base.logical import after_launch, launching
-from mirrax._src.base.mesh import ReplicaMesh
-from mirrax._src.base.values import Stacked
+from mirrax._src.base.mesh import Layout, ReplicaMesh
 
 # From one replica's parts to results that are the same on all replicas.
 ReplicaProgram = Callable[[list[jax.Array]], list[jax.Array]]
 
 
 def launch(
-    program: ReplicaProgram, mesh: ReplicaMesh, pieces: Sequence[Stacked]
+    program: ReplicaProgram,
+    mesh: ReplicaMesh,
+    joined: Sequence[tuple[jax.Array, Layout]],
 ) -> list[jax.Array]:
     """The results of `program`, run by every replica on its own parts.
 
     `program` must be hashable by value: equal ones share one compilation.
     """
-    scalars = tuple(piece.is_scalar and mesh.size > 1 for piece in pieces)
-    arrays = [piece.array for piece in pieces]
+    arrays = [array for array, _ in joined]
+    rows = tuple(mesh.has_row(layout) for _, layout in joined)
     # Inside a function that is being traced it is a part of that one's program.
     is_own = mesh.is_shared and not any(isinstance(a, Tracer) for a in arrays)
     label = describe_program(program, arrays) if is_own else ""
     with launching:
-        compiled = _compiled(program, mesh, scalars)
+        compiled = _compiled(program, mesh, rows)
         if label:
             _compare_once(mesh, label)
             results = launches.last.watch(label, compiled, arrays)
@@ -52,15 +53,16 @@ def describe_program(program: Any, arrays: Sequence[Any]) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def _compare_once(mesh: ReplicaMesh, label: str) -> None:
+    assert mesh.cluster is not None
     mesh.cluster.compare(label)
 
 
 @functools.lru_cache(maxsize=4096)
 def _compiled(
-    program: ReplicaProgram, mesh: ReplicaMesh, scalars: tuple[bool, ...]
+    program: ReplicaProgram, mesh: ReplicaMesh, rows: tuple[bool, ...]
 ) -> Callable[[list[jax.Array]], list[jax.Array]]:
     def body(arrays: list[jax.Array]) -> list[jax.Array]:
-        return program([a[0] if s else a for a, s in zip(arrays, scalars)])
+        return program([a[0] if has_row else a for a, has_row in zip(arrays, rows)])
 
     return jax.jit(
         jax.shard_map(

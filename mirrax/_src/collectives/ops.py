@@ -25,6 +25,7 @@ from mirrax._src.collectives.options import CommunicationOptions
 from mirrax._src.collectives.packing import BETWEEN_WORKERS, PackLimits
 from mirrax._src.collectives.programs import reduce_all
 from mirrax._src.collectives.sparse import IndexedSlices
+from mirrax._src.state.distributed import DistributedVariable
 
 
 class CrossDeviceOps:
@@ -181,13 +182,13 @@ def _as_per_replica(value: Any) -> Any:
             _as_per_replica(value.indices),
             value.dense_shape,
         )
-    if isinstance(value, PerReplica) and value._values is not None:
+    if isinstance(value, DistributedVariable):
+        return value.copies()
+    if isinstance(value, PerReplica) and value.array is None:
         if isinstance(value.values[0], IndexedSlices):
             return IndexedSlices(
-                PerReplica([s.values for s in value.values]),
-                PerReplica([s.indices for s in value.values]),
+                PerReplica([s.values for s in value.values], mesh=value.mesh),
+                PerReplica([s.indices for s in value.values], mesh=value.mesh),
                 value.values[0].dense_shape,
             )
-    if isinstance(value, ReplicaValues):
-        return value
-    return PerReplica([value])
+    return value if isinstance(value, ReplicaValues) else PerReplica([value])

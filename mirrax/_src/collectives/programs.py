@@ -15,24 +15,29 @@ import jax.numpy as jnp
 from jax import lax
 
 from mirrax._src.base import context
+from mirrax._src.base.errors import RunEagerly
 from mirrax._src.base.jax_compat import Tracer
-from mirrax._src.base.mesh import AXIS_NAME, ReplicaMesh
+from mirrax._src.base.mesh import AXIS_NAME, Layout, ReplicaMesh
+from mirrax._src.base.protocols import Mode
 from mirrax._src.base.reduce_op import ReduceOp
 from mirrax._src.base.values import (
-    InProgram,
     PerReplica,
     ReplicaValues,
     UnevenError,
     copies_of,
+    join,
     on_device,
-    stack,
 )
-from mirrax._src.collectives.destinations import Destinations, place
+from mirrax._src.collectives.destinations import (
+    Destinations,
+    destination_devices,
+    mesh_of_destinations,
+    place,
+)
 from mirrax._src.collectives.launch import launch
 from mirrax._src.collectives.options import CommunicationOptions
 from mirrax._src.collectives.packing import reduce_packed
 from mirrax._src.collectives.sparse import IndexedSlices
-from mirrax._src.state.frame import RunEagerly
 
 
 @dataclass(frozen=True)
@@ -111,7 +116,7 @@ def reduce_all(
         else:
             dense.append(i)
     if dense:
-        mesh = mesh_of([pairs[i][0] for i in dense])
+        mesh = mesh_of(*pairs[dense[0]])
         program = ReduceProgram(ops, op, options, mesh)
         reduced = run_on_parts(program, mesh, [pairs[i][0] for i in dense])
         for i, value in zip(dense, reduced):
@@ -122,7 +127,7 @@ def reduce_all(
 def _reduce_sparse(
     op: ReduceOp, value: IndexedSlices, destinations: Destinations
 ) -> IndexedSlices:
-    mesh = mesh_of([value.values])
+    mesh = mesh_of(value.values, destinations)
     rows, indices = (
         gather_parts(part, mesh, axis=0) for part in (value.values, value.indices)
     )
@@ -131,7 +136,7 @@ def _reduce_sparse(
     placed = (place(part, mesh, destinations) for part in (rows, indices))
     shape = value.dense_shape
     if isinstance(shape, ReplicaValues):  # a shape that is being traced
-        shape = shape.piece.array
+        shape = shape.array
     return IndexedSlices(*placed, dense_shape=shape)
 
 
@@ -139,30 +144,31 @@ def run_on_parts(
     program: Any, mesh: ReplicaMesh, values: Sequence[ReplicaValues]
 ) -> list[Any]:
     """The results of `program` on all replicas' parts, wherever those are."""
-    if isinstance(values[0].piece, InProgram):
-        return program([v.piece.array for v in values])
-    pieces = []
+    if values[0].layout is Layout.OWN:
+        return program([v.array for v in values])
+    joined = []
     for value in values:
         try:
-            pieces.append(stack(value, mesh))
+            joined.append(join(value, mesh))
         except UnevenError:
             raise ValueError(_explain_uneven(value, mesh)) from None
-    return launch(program, mesh, pieces)
+    return launch(program, mesh, joined)
 
 
 def gather_parts(value: ReplicaValues, mesh: ReplicaMesh, axis: int) -> jax.Array:
     """All replicas' parts joined along `axis`; they may differ in length there."""
-    if isinstance(value.piece, InProgram):
-        if context.current().frame.is_uneven:
+    if value.layout is Layout.OWN:
+        frame = context.current().frame
+        if frame is not None and frame.mode is Mode.UNEVEN:
             raise RunEagerly(
                 "a gather, whose result depends on the other replicas' shapes"
             )
-        return GatherProgram(axis)([value.piece.array])[0]
+        return GatherProgram(axis)([value.array])[0]
     try:
-        return launch(GatherProgram(axis), mesh, [stack(value, mesh)])[0]
+        return launch(GatherProgram(axis), mesh, [join(value, mesh)])[0]
     except UnevenError:
-        join = _join_over_workers if mesh.is_shared else _join
-        return join(value, mesh, axis)
+        whole = _join_over_workers if mesh.is_shared else _join
+        return whole(value, mesh, axis)
 
 
 def _join(value: ReplicaValues, mesh: ReplicaMesh, axis: int) -> jax.Array:
@@ -194,8 +200,8 @@ def _join_over_workers(value: ReplicaValues, mesh: ReplicaMesh, axis: int) -> ja
             return jnp.pad(part, gap)
 
     parts = [filled(p, d) for p, d in zip(value.values, mesh.local_devices)]
-    piece = stack(PerReplica(parts, mesh.equal_shapes(parts[0])), mesh)
-    whole = copies_of(launch(GatherProgram(axis), mesh, [piece])[0])[0]
+    joined = join(PerReplica(parts, mesh.equal_shapes(parts[0])), mesh)
+    whole = copies_of(launch(GatherProgram(axis), mesh, [joined])[0])[0]
     pieces = [
         lax.slice_in_dim(whole, i * longest, i * longest + n, axis=axis)
         for i, n in enumerate(lengths)
@@ -203,36 +209,24 @@ def _join_over_workers(value: ReplicaValues, mesh: ReplicaMesh, axis: int) -> ja
     return mesh.mirror(jnp.concatenate(pieces, axis=axis))
 
 
-def mesh_of(values: Sequence[ReplicaValues]) -> ReplicaMesh:
-    """The mesh that `values` live on: the current strategy's, or that of their devices."""
-    here = context.current().strategy.replica_mesh
-    value = values[0]
-    if isinstance(value.piece, InProgram) or any(
-        isinstance(v, Tracer) for v in _known_parts(value)
-    ):
-        return here
-    piece = value.piece
-    mesh = getattr(piece, "mesh", None)
-    if mesh is not None:
+def mesh_of(value: ReplicaValues, destinations: Destinations) -> ReplicaMesh:
+    """The mesh that `value` lies on: its own, or where its result goes, or its devices'."""
+    if value.mesh is not None:
+        return value.mesh
+    count = len(value.values)
+    mesh = mesh_of_destinations(destinations)
+    if mesh is not None and len(mesh.local_ids) == count:
         return mesh
-    parts = value.values
-    if here is not None and len(parts) == len(here.local_ids):
-        return here
-    devices = [
-        d for part in parts if isinstance(part, jax.Array) for d in part.devices()
-    ]
-    if len(set(devices)) != len(parts):
+    arrays = [part for part in value.values if isinstance(part, jax.Array)]
+    devices = tuple(d for array in arrays for d in array.devices())
+    if len(set(devices)) != count:
+        devices = destination_devices(destinations)
+    if len(set(devices)) != count:
         raise ValueError(
-            f"A value with {len(parts)} parts on {len(set(devices))} device(s) cannot be "
-            "reduced: each part has to be on a device of its own."
+            f"A value with {count} parts on {len(set(devices))} device(s) cannot be reduced: "
+            "each part has to be on a device of its own."
         )
-    return ReplicaMesh(tuple(devices))
-
-
-def _known_parts(value: ReplicaValues) -> tuple[Any, ...]:
-    if value._values is not None:
-        return value._values
-    return (getattr(value.piece, "array", value.piece),)
+    return ReplicaMesh(devices)
 
 
 def _explain_uneven(

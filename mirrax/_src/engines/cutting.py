@@ -25,31 +25,17 @@ from mirrax._src.base.jax_compat import (
     sub_program,
 )
 from mirrax._src.base.mesh import AXIS_NAME
-from mirrax._src.collectives.same import MARK
-from mirrax._src.engines.invariance import (
-    contains_collective,
+from mirrax._src.engines.jaxprs import (
+    eval_inlined,
     invariant_outputs,
     is_collective,
-    sub_jaxprs,
+    is_marked_equal,
+    live_equations,
+    variables_of,
 )
-from mirrax._src.engines.signature import Split
-from mirrax._src.engines.spmd import ReplicaTrace
-from mirrax._src.state.frame import RunEagerly
+from mirrax._src.engines.staged import Trace
 
 _LARGE_BYTES = 64 * 1024
-
-# Equations that only call a program, which can as well stand in their place.
-_CALLS = {
-    "jit",
-    "pjit",
-    "closed_call",
-    "core_call",
-    "remat2",
-    "checkpoint",
-    "custom_jvp_call",
-    "custom_vjp_call",
-    "custom_vjp_call_jaxpr",
-}
 
 
 @dataclass(frozen=True)
@@ -68,14 +54,14 @@ class Cut:
     The jaxpr takes the replica's id, the variables it reads and its arguments.
     """
 
-    trace: ReplicaTrace
+    trace: Trace
     jaxpr: Jaxpr
     consts: Sequence[Any]
     segments: tuple[Segment, ...]
     exchanges: tuple[tuple[Any, ...], ...]
 
     @functools.cached_property
-    def fingerprints(self) -> list[int]:
+    def ways(self) -> list[int]:
         """For each output a number that tells how it is computed from inputs and exchanges.
 
         Replicas with other shapes have other programs, in which equations may be missing;
@@ -87,7 +73,7 @@ class Cut:
             for j, eqn in enumerate(eqns)
         }
         known = {var: hash(("input", i)) for i, var in enumerate(self.jaxpr.invars)}
-        known.update(zip(self.jaxpr.constvars, map(_fingerprint, self.consts)))
+        known.update(zip(self.jaxpr.constvars, map(_number_of, self.consts)))
 
         def of(atom: Any) -> int:
             return (
@@ -99,10 +85,9 @@ class Cut:
         marks = itertools.count()
         for eqn in self.jaxpr.eqns:
             # What replicas have made the same is, however each has come to it.
-            is_marked = eqn.params.get("name") == MARK
             how = (
-                ("same", next(marks))
-                if is_marked
+                ("equal", next(marks))
+                if is_marked_equal(eqn)
                 else exchanged.get(id(eqn))
                 or (
                     eqn.primitive.name,
@@ -115,22 +100,24 @@ class Cut:
         return [of(atom) for atom in self.jaxpr.outvars]
 
 
-def cut_trace(trace: ReplicaTrace) -> Cut:
+def cut_trace(trace: Trace) -> Cut:
     """`trace`, cut at its collectives.
 
     Raises:
         RunEagerly: If replicas communicate inside a loop or a branch.
     """
 
-    def flat(replica_id: jax.Array, *inputs: Any) -> list[Any]:
-        return _inline(trace.closed.jaxpr, trace.closed.consts, inputs, replica_id)
+    def flat(replica_id: jax.Array, *inputs: Any) -> tuple[list[Any], Any]:
+        closed = trace.closed
+        return eval_inlined(closed.jaxpr, closed.consts, inputs, replica_id), ()
 
-    avals = [var.aval for var in trace.closed.jaxpr.invars]
+    assert trace.mesh is not None
+    avals: list[Any] = [var.aval for var in trace.closed.jaxpr.invars]
     inputs = [
         jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type) for a in avals
     ]
     axis = (AXIS_NAME, trace.mesh.size)
-    closed = make_jaxpr(flat, axis, (np.int32(0), *inputs))
+    closed, _ = make_jaxpr(flat, axis, (np.int32(0), *inputs))
     segments, exchanges = _sort_equations(closed.jaxpr)
     return Cut(trace, closed.jaxpr, closed.consts, segments, exchanges)
 
@@ -142,21 +129,21 @@ def _sort_equations(
     level: dict[Any, int] = {}
     computing: dict[int, list[Any]] = {}
     exchanging: dict[int, list[Any]] = {}
-    for eqn in _live_equations(jaxpr):
-        at = max((level.get(var, 0) for var in _variables(eqn.invars)), default=0)
+    for eqn in live_equations(jaxpr):
+        at = max((level.get(var, 0) for var in variables_of(eqn.invars)), default=0)
         together = is_collective(eqn)
         (exchanging if together else computing).setdefault(at, []).append(eqn)
         level.update((var, at + together) for var in eqn.outvars)
     last = max([0, *computing, *(k + 1 for k in exchanging)])
-    needed = set(_variables(jaxpr.outvars))
+    needed = set(variables_of(jaxpr.outvars))
     segments: list[Segment] = []
     for k in range(last, -1, -1):
         needed |= {
-            var for eqn in exchanging.get(k, ()) for var in _variables(eqn.invars)
+            var for eqn in exchanging.get(k, ()) for var in variables_of(eqn.invars)
         }
         eqns = computing.get(k, [])
         made = {var for eqn in eqns for var in eqn.outvars}
-        used = dict.fromkeys(var for eqn in eqns for var in _variables(eqn.invars))
+        used = dict.fromkeys(var for eqn in eqns for var in variables_of(eqn.invars))
         inputs = tuple(var for var in used if var not in made)
         outputs = tuple(var for var in made if var in needed)
         program = sub_program(jaxpr, eqns, inputs, outputs)
@@ -168,69 +155,24 @@ def _sort_equations(
     )
 
 
-def same_on_all(cuts: Sequence[Cut]) -> list[bool]:
+def equal_outputs(cuts: Sequence[Cut]) -> list[bool]:
     """For each output of the cuts whether all replicas compute the same.
 
     A value that depends on a shape looks like a constant in each replica's program, so all
     of them have to compute it in the same way.
     """
     trace = cuts[0].trace
-    kinds = [*trace.reads.values(), *trace.signature.array_kinds()]
-    inputs = [False, *(not isinstance(kind, Split) for kind in kinds)]
+    layouts = [*trace.reads.values(), *trace.signature.layouts()]
+    inputs = [False, *(not layout.is_split for layout in layouts)]
     same = invariant_outputs(cuts[0].jaxpr, inputs)
-    ways = zip(*(cut.fingerprints for cut in cuts))
+    ways = zip(*(cut.ways for cut in cuts))
     return [flag and len(set(numbers)) == 1 for flag, numbers in zip(same, ways)]
 
 
-def _fingerprint(const: Any) -> int:
+def _number_of(const: Any) -> int:
     """A constant's value as a number, or which object it is if it is large or a key."""
     is_key = jnp.issubdtype(jnp.result_type(const), jax.dtypes.prng_key)
     if is_key or getattr(const, "nbytes", _LARGE_BYTES) >= _LARGE_BYTES:
         return hash(id(const))
     array = np.asarray(const)
     return hash((array.shape, array.dtype.name, array.tobytes()))
-
-
-def _inline(
-    jaxpr: Jaxpr, consts: Sequence[Any], inputs: Sequence[Any], replica_id: Any
-) -> list[Any]:
-    """Evaluates `jaxpr`, going into calls that communicate."""
-    env = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *inputs]))
-
-    def read(atom: Any) -> Any:
-        return atom.val if isinstance(atom, Literal) else env[atom]
-
-    for eqn in jaxpr.eqns:
-        values = [read(atom) for atom in eqn.invars]
-        if eqn.primitive.name == "axis_index" and is_collective(eqn):
-            outs = [replica_id]
-        elif is_collective(eqn) or not contains_collective(eqn):
-            known = zip(eqn.invars, values)
-            given = {a: v for a, v in known if not isinstance(a, Literal)}
-            program = sub_program(jaxpr, [eqn], list(given), eqn.outvars)
-            outs = eval_jaxpr(program, (), *given.values())
-        elif eqn.primitive.name in _CALLS:
-            inner = next(iter(sub_jaxprs(eqn)))
-            closed = next(
-                p for p in eqn.params.values() if getattr(p, "jaxpr", p) is inner
-            )
-            outs = _inline(inner, getattr(closed, "consts", ()), values, replica_id)
-        else:
-            raise RunEagerly("replicas communicate inside a loop or a branch")
-        env.update(zip(eqn.outvars, outs))
-    return [read(atom) for atom in jaxpr.outvars]
-
-
-def _live_equations(jaxpr: Jaxpr) -> list[Any]:
-    """The equations that an output or an effect needs, in order."""
-    needed = set(_variables(jaxpr.outvars))
-    live = []
-    for eqn in reversed(jaxpr.eqns):
-        if eqn.effects or any(var in needed for var in eqn.outvars):
-            live.append(eqn)
-            needed |= set(_variables(eqn.invars))
-    return live[::-1]
-
-
-def _variables(atoms: Sequence[Any]) -> list[Any]:
-    return [atom for atom in atoms if not isinstance(atom, Literal)]

@@ -11,16 +11,16 @@ import jax
 from mirrax._src.base import context
 from mirrax._src.base.context import Context
 from mirrax._src.base.jax_compat import Device, thread_settings
+from mirrax._src.base.protocols import StrategyLike
 from mirrax._src.base.values import (
     Mirrored,
     PerReplica,
     PyTree,
-    check_parts,
     is_array,
     is_distributed,
     is_leaf,
-    is_number,
-    on_device,
+    is_numeric,
+    parts_of,
     regroup,
     to_device,
 )
@@ -29,7 +29,7 @@ from mirrax._src.engines.replica_context import EagerReplicaContext, ReplicaCont
 
 
 def run_eagerly(
-    strategy: Any,
+    strategy: StrategyLike,
     fn: Callable[..., PyTree],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
@@ -38,18 +38,8 @@ def run_eagerly(
     mesh = strategy.replica_mesh
     caller = replace(context.current(), strategy=strategy, replica=None, updating=None)
 
-    def localize(local_index: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        def own(leaf: Any) -> Any:
-            if is_distributed(leaf):
-                check_parts(leaf, mesh)
-                device = mesh.local_devices[local_index]
-                return on_device(leaf.values[local_index], device)
-            return mesh.local_view(leaf, local_index)
-
-        return jax.tree.map(own, (args, kwargs), is_leaf=is_leaf)
-
     if mesh.size == 1:
-        own_args, own_kwargs = localize(0)
+        own_args, own_kwargs = parts_of((args, kwargs), mesh, 0)
         alone = replace(caller, replica=ReplicaContext(strategy))
         with context.enter(alone), jax.default_device(mesh.local_devices[0]):
             try:
@@ -67,7 +57,7 @@ def run_eagerly(
 
         def run() -> PyTree:
             apply_settings()
-            own_args, own_kwargs = localize(local_index)
+            own_args, own_kwargs = parts_of((args, kwargs), mesh, local_index)
             here = replace(caller, replica=replica)
             with (
                 context.enter(here),
@@ -83,12 +73,9 @@ def run_eagerly(
         origins = {id(shared[id(part)][1]) for part in parts if id(part) in shared}
         if len(origins) == 1 and all(id(part) in shared for part in parts):
             return shared[id(parts[0])][1]
-        if all(is_array(p) or is_number(p) or isinstance(p, bool) for p in parts):
-            return PerReplica(
-                to_device(part, device)
-                for part, device in zip(parts, mesh.local_devices)
-            )
-        return PerReplica(parts)
+        if all(map(is_numeric, parts)):
+            parts = list(map(to_device, parts, mesh.local_devices))
+        return PerReplica(parts, mesh=mesh)
 
     given = {id(leaf) for leaf in jax.tree.leaves((args, kwargs), is_leaf=is_leaf)}
 
@@ -100,7 +87,7 @@ def run_eagerly(
 
 
 def update_eagerly(
-    strategy: Any,
+    strategy: StrategyLike,
     fn: Callable[..., PyTree],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
@@ -112,18 +99,20 @@ def update_eagerly(
     `copies` are the components of the variable that is updated, put before `args`.
     """
     mesh = strategy.replica_mesh
+    count = len(mesh.local_devices)
+
+    def spread(leaf: Any) -> Any:
+        # What lies on one of the devices is for all copies that are updated.
+        is_one = is_distributed(leaf) and len(leaf.values) == 1 < count
+        return leaf.values[0] if is_one else leaf
+
+    args, kwargs = jax.tree.map(spread, (args, kwargs), is_leaf=is_leaf)
     results = []
     for i, device in enumerate(mesh.local_devices):
         if device not in devices:
             continue
 
-        def own(leaf: Any, i: int = i) -> Any:
-            if is_distributed(leaf):
-                part = leaf.values[i if len(leaf.values) > 1 else 0]
-                return on_device(part, mesh.local_devices[i])
-            return mesh.local_view(leaf, i)
-
-        own_args, own_kwargs = jax.tree.map(own, (args, kwargs), is_leaf=is_leaf)
+        own_args, own_kwargs = parts_of((args, kwargs), mesh, i)
         here = Context(strategy, replica=None, updating=i)
         with context.enter(here), jax.default_device(device):
             first = () if copies is None else (copies[i],)

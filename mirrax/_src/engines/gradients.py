@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 
 from mirrax._src.base import context
+from mirrax._src.base.protocols import Mode
 from mirrax._src.base.values import PyTree, is_leaf
-from mirrax._src.engines.blocks import run_block
 from mirrax._src.state.frame import Frame
 from mirrax._src.state.variable import Variable
 
@@ -27,8 +27,8 @@ def value_and_grad(
 
     In a replica the gradients are the replica's own; sum them with `all_reduce`. Variables
     that `fn` assigns (moving averages, say) keep what was assigned. Outside compiled code
-    `fn` is compiled by itself and found again next time, so Python effects such as `print`
-    happen only when it is traced; `mx.config.run_functions_eagerly(True)` switches that off.
+    `fn` runs as plain Python, operation by operation; `mx.function` around the step
+    compiles it.
 
     Args:
         fn: Returns a scalar, or with `has_aux` a pair (scalar, anything).
@@ -48,16 +48,9 @@ def value_and_grad(
                 "floating-point variable."
             )
 
-    def inline(fn: Callable[..., Any]) -> Callable[..., tuple[Any, PyTree]]:
-        return lambda *args, **kwargs: _differentiate(
-            fn, leaves, tree, has_aux, args, kwargs
-        )
-
-    key = ("value_and_grad", tuple(v.number for v in leaves), tree, has_aux)
-
     @functools.wraps(fn)
     def wrapped(*args: Any, **kwargs: Any) -> tuple[Any, PyTree]:
-        return run_block(inline, fn, key, args, kwargs)
+        return _differentiate(fn, leaves, tree, has_aux, args, kwargs)
 
     return wrapped
 
@@ -89,18 +82,12 @@ def _differentiate(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> tuple[Any, PyTree]:
-    outer = context.current()
+    outer: Any = context.current().frame
+    mode = Mode.EAGER if outer is None else outer.mode
     written: list[Variable] = []
 
     def pure(values: list[jax.Array]) -> tuple[jax.Array, Any]:
-        frame = Frame(
-            dict(zip(variables, values)),
-            is_local=outer.frame.is_local if outer.frame else True,
-            is_spmd=outer.frame.is_spmd if outer.frame else False,
-            is_uneven=outer.frame.is_uneven if outer.frame else False,
-            is_staged=outer.frame.is_staged if outer.frame else False,
-            parent=outer.frame,
-        )
+        frame = Frame(dict(zip(variables, values)), mode, outer)
         with frame, context.changed(frame=frame):
             result = fn(*args, **kwargs)
         value, aux = _split_result(result, has_aux)

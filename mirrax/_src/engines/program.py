@@ -1,72 +1,113 @@
 """A compiled function and the variables it reads and writes.
 
-Variables' arrays go in and come out as flat lists; those that are written are donated, so
-that a step updates them in place.
+Variables' arrays go in and come out as lists; those that are written are donated, so that a
+step updates them in place. The list that comes out is where the variables live until the
+next call, which passes it on as it is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from mirrax._src.base import launches
+from mirrax._src.base.jax_compat import ConcreteArray
 from mirrax._src.base.logical import after_launch, launching
-from mirrax._src.base.mesh import ReplicaMesh
-from mirrax._src.base.values import PyTree
-from mirrax._src.engines.signature import SAME, Kind, Signature, Split, placed
-from mirrax._src.engines.spmd import layout_in, stored_form
+from mirrax._src.base.mesh import Layout
+from mirrax._src.base.values import (
+    Mirrored,
+    PerReplica,
+    PyTree,
+    first_copy,
+    is_leaf,
+)
+from mirrax._src.engines.arguments import Call, Static, placed
+from mirrax._src.engines.staged import Staged
 from mirrax._src.state.distributed import DistributedVariable
-from mirrax._src.state.variable import Variable, lost, shared
+from mirrax._src.state.variable import Home, Variable, lost, shared
+
+_is_deleted = ConcreteArray.is_deleted
+_flatten = jax.tree_util.tree_flatten
 
 
 class SignatureChanged(BaseException):
-    """JAX wants to trace a program again: it was called with other shapes than before."""
+    """A program was called with other arguments than it was compiled for."""
 
 
-@dataclass(frozen=True)
-class Staged:
-    """A traced function, ready to be compiled.
+class Plan:
+    """How to take a program's arrays from arguments that are like those of an earlier call.
 
-    Attributes:
-        signature: What it was traced for.
-        reads: The variables it reads, with how they lie on the mesh.
-        writes: The variables it writes, with how they lie on the mesh afterwards.
-        apply: From the arrays of `reads` and of the arguments to those of the result and
-            the new ones of `writes`.
-        result: From the arrays of the result and of the arguments to what is returned.
-        mesh: Where the program runs, if that is known.
-        moves_arguments: Whether argument arrays may not be there yet.
-        forwarded: The variables whose array somebody else may hold after a call.
-        consts: Arrays on the devices of several workers that the function closes over, which
-            JAX takes as arguments only; they come after those of `apply`.
+    Only what is cheap is looked at: the structure, the types of the leaves, the layouts of
+    per-replica values. JAX itself finds out whether shapes have changed.
     """
 
-    signature: Signature
-    reads: Mapping[Variable, Kind]
-    writes: Mapping[Variable, Kind]
-    apply: Callable[
-        [Sequence[jax.Array], Sequence[Any]], tuple[list[jax.Array], list[jax.Array]]
-    ]
-    result: Callable[[Sequence[jax.Array], Sequence[Any]], PyTree]
-    mesh: ReplicaMesh | None
-    moves_arguments: bool
-    forwarded: frozenset[Variable]
-    consts: Sequence[jax.Array] = ()
+    def __init__(self, call: Call, staged: Staged) -> None:
+        kinds = call.signature.kinds
+        self._tree = call.signature.tree
+        self._types = tuple(map(type, call.leaves))
+        numbered = list(enumerate(call.leaves))
+        self._mirrored = [i for i, leaf in numbered if type(leaf) is Mirrored]
+        self._split = [
+            (i, leaf.mesh, leaf.layout)
+            for i, leaf in numbered
+            if type(leaf) is PerReplica
+        ]
+        self._static = [(i, k) for i, k in enumerate(kinds) if isinstance(k, Static)]
+        self._dynamic = [i for i, k in enumerate(kinds) if isinstance(k, Layout)]
+        arrays = ConcreteArray, Mirrored, PerReplica
+        self._are_arrays = all(t in arrays for t in self._types)
+        # Values that have to be put together, moved or compared take the long way.
+        self.is_usable = not staged.moves_arguments and all(
+            isinstance(kind, Layout) and leaf.mesh is not None and leaf.layout is kind
+            for leaf, kind in zip(call.leaves, kinds)
+            if isinstance(leaf, PerReplica)
+        )
+
+    def take(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+        """The arrays for the program, and the same leaves as they are given."""
+        leaves, tree = _flatten((args, kwargs), is_leaf)
+        if tree != self._tree or tuple(map(type, leaves)) != self._types:
+            raise SignatureChanged
+        arrays = leaves
+        if self._mirrored or self._split:
+            arrays = leaves.copy()
+            for i in self._mirrored:
+                arrays[i] = leaves[i].array
+            for i, mesh, layout in self._split:
+                value = leaves[i]
+                if value.layout is not layout or value.mesh is not mesh:
+                    raise SignatureChanged
+                arrays[i] = value.array
+        if self._static:
+            for i, kind in self._static:
+                if kind != Static(leaves[i]):
+                    raise SignatureChanged
+            arrays = [arrays[i] for i in self._dynamic]
+            leaves = [leaves[i] for i in self._dynamic]
+        known = arrays if self._are_arrays else filter(_is_concrete, arrays)
+        if any(map(_is_deleted, known)):
+            raise SignatureChanged  # the long way says what is wrong
+        return arrays, leaves
+
+
+def _is_concrete(value: Any) -> bool:
+    return type(value) is ConcreteArray
 
 
 class Program:
-    """A staged function, compiled. Call it with the arrays of its arguments."""
+    """A staged function, compiled."""
 
     def __init__(self, staged: Staged, donated: Sequence[bool], label: str) -> None:
         self.signature = staged.signature
         # Only programs that other workers run as well are watched over.
         self._label = label if staged.mesh is not None and staged.mesh.is_shared else ""
         self._staged = staged
-        self._donated = tuple(donated)
+        self._result = staged.result
+        self._given_up = [i for i, is_donated in enumerate(donated) if is_donated]
+        self._others = [i for i, is_donated in enumerate(donated) if not is_donated]
         # Donated: what is both read and written. Kept: what is only read.
         self._reused = [v for v in staged.reads if v in staged.writes]
         self._kept = [v for v in staged.reads if v not in staged.writes]
@@ -74,93 +115,102 @@ class Program:
         # lists, so that what is updated in place comes first, in the order of the inputs.
         others = [v for v in staged.writes if v not in staged.reads]
         self._written = [*self._reused, *others]
-        # What needs more than taking the stored array and storing the new one.
-        self._is_plain = all(
-            kind is SAME and isinstance(v, DistributedVariable)
-            for v, kind in (*staged.reads.items(), *staged.writes.items())
-        )
+        self._reused_numbers = frozenset(v.number for v in self._reused)
+        self._handed_on = frozenset(v.number for v in staged.handed_on)
+        self._home = Home([])
+        self._home.is_whole = False
+        self._plan: Plan | None = None
         self._sealed = False
         self._smallest: int | None = None
         # With `jax_debug_nans` JAX runs a failed step again, on the same arguments.
         debug = jax.config.jax_debug_nans  # pyright: ignore[reportAttributeAccessIssue]
         self._jitted = jax.jit(self._pure, donate_argnums=() if debug else (0, 1))
 
+    def __del__(self) -> None:
+        # A variable that lives on must not keep the others' arrays.
+        for variable in self._written:
+            if variable.home is self._home:
+                variable.stored = variable.stored
+
     def layouts_match(self) -> bool:
         """Whether the variables lie on the mesh as they did when this was traced."""
-        return all(
-            layout_in(v, v.stored)[0] == k for v, k in self._staged.reads.items()
-        )
+        reads = self._staged.reads.items()
+        return all(v.in_one_array()[1] is layout for v, layout in reads)
 
-    def __call__(self, arrays: list[Any], given: list[Any]) -> PyTree:
-        """The function's result; `arrays` are the leaves `given` as the program takes them."""
+    # Calling -------------------------------------------------------------------------
+
+    def call_again(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> PyTree:
+        """The result for arguments like those of the last call.
+
+        Raises:
+            SignatureChanged: If they are not like those; nothing has happened then.
+        """
+        plan = self._plan
+        if plan is None:
+            raise SignatureChanged
+        arrays, given = plan.take(args, kwargs)
+        return self._call(arrays, given)
+
+    def compile_and_call(self, call: Call) -> PyTree:
+        """The result; JAX may trace the program again: for other placements, say."""
+        self._sealed = False
+        arrays = call.arrays
+        if self._staged.moves_arguments:
+            layouts = self.signature.layouts()
+            arrays = [
+                a if layout.is_split else placed(a, self._staged.mesh)
+                for a, layout in zip(arrays, layouts)
+            ]
+        result = self._call(arrays, call.given)
+        plan = Plan(call, self._staged)
+        self._plan = plan if plan.is_usable else None
+        return result
+
+    def _call(self, arrays: list[Any], given: list[Any]) -> PyTree:
         # One at a time: a second thread must not take arrays that are being donated.
         with launching:
             if lost:
                 self._check_not_lost()
-            if shared:
+            if shared and not shared.isdisjoint(self._reused_numbers):
                 self._unshare()
             inputs = self._inputs(arrays)
-            if self._label:
-                written, results = self._launch_watched(*inputs)
-            else:
-                written, results = self._launch(*inputs)
+            launch = self._launch_watched if self._label else self._launch
+            written, results = launch(*inputs)
         after_launch(written or results)
-        return self._staged.result(results, given)
+        return self._result(results, given)
 
-    def _launch_watched(self, *inputs: Any) -> tuple[list[jax.Array], list[jax.Array]]:
-        """A launch that other workers take part in."""
-        assert self._staged.mesh is not None
-        cluster = self._staged.mesh.cluster
-        cluster.check()
-        launches.last.begin(self._label)
-        try:
-            with cluster.explaining():
-                written, results = self._launch(*inputs)
-        except BaseException:
-            launches.last.undo()
-            raise
-        every = [*written, *results]
-        if self._smallest is None:
-            self._smallest = launches.smallest(every)
-        at = self._smallest
-        launches.last.end(None if at is None else every[at])
-        return written, results
-
-    def compile_and_call(self, arrays: list[Any], given: list[Any]) -> PyTree:
-        """As a call, but JAX may trace the program again: for other placements, say."""
-        self._sealed = False
-        return self(arrays, given)
-
-    def _inputs(self, arrays: Sequence[Any]) -> tuple[list[Any], ...]:
+    def _inputs(self, arrays: list[Any]) -> tuple[list[Any], ...]:
         """The four lists of arrays that the compiled function takes."""
-        if self._is_plain:
-            reused, kept = (
-                [v.stored for v in self._reused],
-                [v.stored for v in self._kept],
-            )
+        home = self._home
+        if home.is_whole:
+            count = len(self._reused)
+            reused = home.arrays
+            reused = reused if len(reused) == count else reused[:count]
         else:
-            reused, kept = self._arrays_of(self._reused), self._arrays_of(self._kept)
-        if self._staged.moves_arguments:
-            kinds = self.signature.array_kinds()
-            arrays = [
-                a if isinstance(k, Split) else placed(a, self._staged.mesh)
-                for a, k in zip(arrays, kinds)
-            ]
-        consts = self._staged.consts
-        if True not in self._donated:
-            return reused, [], kept, [*arrays, *consts]
-        donated = [a for a, d in zip(arrays, self._donated) if d]
-        if len({id(a) for a in donated}) < len(donated):
-            raise ValueError(
-                "An array is donated twice: it stands at two places of the arguments that "
-                "`donate_argnums` names. Copy it first, `jnp.copy(x)`."
-            )
-        return (
-            reused,
-            donated,
-            kept,
-            [*(a for a, d in zip(arrays, self._donated) if not d), *consts],
-        )
+            reused = self._arrays_of(self._reused)
+        kept = self._arrays_of(self._kept) if self._kept else []
+        donated: list[Any] = []
+        if self._given_up:
+            donated = [arrays[i] for i in self._given_up]
+            if len(set(map(id, donated))) < len(donated):
+                raise ValueError(
+                    "An array is donated twice: it appears twice among the arguments that "
+                    "`donate_argnums` names. Copy it first, `jnp.copy(x)`."
+                )
+            arrays = [arrays[i] for i in self._others]
+        if self._staged.consts:
+            arrays = [*arrays, *self._staged.consts]
+        return reused, donated, kept, arrays
+
+    def _arrays_of(self, variables: Sequence[Variable]) -> list[jax.Array]:
+        # An ordinary variable may have been left on the devices of another strategy.
+        mesh = self._staged.mesh
+        return [
+            v.in_one_array()[0]
+            if isinstance(v, DistributedVariable)
+            else placed(v.stored, mesh)
+            for v in variables
+        ]
 
     def _launch(
         self, reused: list[Any], donated: list[Any], kept: list[Any], arrays: list[Any]
@@ -178,13 +228,40 @@ class Program:
             if done:
                 self._store(done[0][0])
             else:
-                self._explain(error, reused)
+                self._explain(error, reused, donated)
             raise
         self._sealed = True
         return done[0]
 
-    def _explain(self, error: BaseException, reused: Sequence[Any]) -> None:
-        """Says what has been lost, where a step failed after it had begun."""
+    def _launch_watched(self, *inputs: Any) -> tuple[list[jax.Array], list[jax.Array]]:
+        """A launch that other workers take part in."""
+        assert self._staged.mesh is not None
+        cluster = self._staged.mesh.cluster
+        assert cluster is not None
+        cluster.check()
+        launches.last.begin(self._label)
+        try:
+            with cluster.explaining():
+                written, results = self._launch(*inputs)
+        except BaseException:
+            launches.last.undo()
+            raise
+        every = [*written, *results]
+        if self._smallest is None:
+            self._smallest = launches.smallest(every)
+        at = self._smallest
+        launches.last.end(None if at is None else every[at])
+        return written, results
+
+    def _explain(
+        self, error: BaseException, reused: Sequence[Any], donated: Sequence[Any]
+    ) -> None:
+        """Says what has been lost, where a step failed after it had begun.
+
+        Raises:
+            SignatureChanged: If it had not begun, because an argument lies somewhere else
+                than those of the last call, which the long way mends.
+        """
         gone = [v for v, a in zip(self._reused, reused) if a.is_deleted()]
         if gone:
             lost.update(v.number for v in gone)
@@ -193,26 +270,31 @@ class Program:
                 f"{', '.join(v.name for v in gone)} have lost their values. Assign them "
                 "again, or restore a checkpoint."
             )
+        elif (
+            self._sealed
+            and isinstance(error, ValueError)
+            and not any(a.is_deleted() for a in donated)
+        ):
+            raise SignatureChanged
 
-    def _store(self, written: Sequence[jax.Array]) -> None:
-        if self._is_plain:
-            for variable, value in zip(self._written, written):
-                variable.stored = value
-        else:
-            for variable, value in zip(self._written, written):
-                kind = self._staged.writes[variable]
-                variable.stored = stored_form(variable, value, kind)
-        if self._staged.forwarded:
-            shared.update(v.number for v in self._staged.forwarded)
+    def _store(self, written: list[jax.Array]) -> None:
+        """Has the variables live in the list that the program gave."""
+        home = self._home
+        home.arrays = written
+        if not home.is_whole and self._written:
+            self._move_in(home)
+        if self._handed_on:
+            shared.update(self._handed_on)
 
-    def _arrays_of(self, variables: Sequence[Variable]) -> list[jax.Array]:
-        # An ordinary variable may have been left on the devices of another strategy.
-        return [
-            layout_in(v, v.stored)[1]
-            if isinstance(v, DistributedVariable)
-            else placed(v.stored, self._staged.mesh)
-            for v in variables
-        ]
+    def _move_in(self, home: Home) -> None:
+        mesh = self._staged.mesh
+        is_spread = mesh is not None and mesh.size > 1
+        for i, variable in enumerate(self._written):
+            variable.move_to(home, i, self._staged.writes[variable])
+        home.is_whole = True
+        for variable in self._written:
+            if variable.strategy is None and is_spread:  # it has one copy only
+                variable.stored = first_copy(variable.stored)
 
     def _check_not_lost(self) -> None:
         for variable in (*self._reused, *self._kept):
@@ -221,28 +303,45 @@ class Program:
     def _unshare(self) -> None:
         """Gives each variable that will be donated an array of its own."""
         for variable in [v for v in self._reused if v.number in shared]:
-            kind, array = layout_in(variable, variable.stored)
-            variable.stored = stored_form(variable, jnp.copy(array), kind)
+            array, layout = variable.in_one_array()
+            variable.replace_array(jnp.copy(array), layout)
             shared.discard(variable.number)
+
+    # Tracing -------------------------------------------------------------------------
 
     def _pure(
         self, reused: list[Any], donated: list[Any], kept: list[Any], arrays: list[Any]
     ) -> tuple[list[jax.Array], list[jax.Array]]:
         if self._sealed:
             raise SignatureChanged
+        staged = self._staged
         values = dict(zip(self._reused + self._kept, reused + kept))
-        rest, given = iter(arrays), iter(donated)
-        every = [next(given) if d else next(rest) for d in self._donated] + [*rest]
-        results, new = self._staged.apply(
-            [values[v] for v in self._staged.reads], every
-        )
-        written = dict(zip(self._staged.writes, new))
+        count = len(self._others)
+        every = dict(zip(self._given_up + self._others, donated + arrays[:count]))
+        inputs = [every[i] for i in range(len(every))] + arrays[count:]
+        results, new = staged.apply([values[v] for v in staged.reads], inputs)
+        written = dict(zip(staged.writes, new))
         return [written[v] for v in self._written], results
 
-    def lower(self, arrays: Sequence[Any]) -> Any:
+    def lower(self, arrays: list[Any]) -> Any:
         """JAX's lowered form, to look at what was compiled."""
         sealed, self._sealed = self._sealed, False
         try:
             return self._jitted.lower(*self._inputs(arrays))
         finally:
             self._sealed = sealed
+
+
+class Part:
+    """A compiled part of an eager replica: reads and writes the copies of who calls it."""
+
+    def __init__(self, staged: Staged) -> None:
+        self._staged = staged
+        self._jitted = jax.jit(staged.apply)
+
+    def __call__(self, call: Call) -> PyTree:
+        values = [v.concrete(is_local=True) for v in self._staged.reads]
+        results, written = self._jitted(values, call.arrays)
+        for variable, value in zip(self._staged.writes, written):
+            variable.store_local(value)
+        return self._staged.result(results, call.given)

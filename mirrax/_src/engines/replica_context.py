@@ -13,26 +13,24 @@ from jax import lax
 
 from mirrax._src.base import context
 from mirrax._src.base.devices import device_name
-from mirrax._src.base.errors import users_line
+from mirrax._src.base.errors import RunEagerly, users_line
 from mirrax._src.base.jax_compat import Device, Tracer, uncommitted
-from mirrax._src.base.mesh import AXIS_NAME
+from mirrax._src.base.mesh import AXIS_NAME, Layout
+from mirrax._src.base.protocols import StrategyLike
 from mirrax._src.base.reduce_op import ReduceOp, parse_reduce_op
 from mirrax._src.base.values import (
-    InProgram,
     Mirrored,
     PerReplica,
     PyTree,
-    ReplicaValues,
     is_array,
     is_leaf,
-    part_of,
+    parts_of,
     regroup,
 )
 from mirrax._src.collectives.destinations import copy_to
 from mirrax._src.collectives.options import CommunicationOptions
 from mirrax._src.collectives.sparse import IndexedSlices
 from mirrax._src.engines.meeting import Meeting, Request
-from mirrax._src.state.frame import RunEagerly
 
 _MergeLeaves = Callable[..., list[Any]]
 _PullBack = Callable[[list[Any], list[Any]], list[Any]]
@@ -53,12 +51,12 @@ class ReplicaContext:
 
     __module__ = "mirrax.distribute"
 
-    def __init__(self, strategy: Any, local_index: int = 0) -> None:
+    def __init__(self, strategy: StrategyLike, local_index: int = 0) -> None:
         self._strategy = strategy
         self.local_index = local_index
 
     @property
-    def strategy(self) -> Any:
+    def strategy(self) -> StrategyLike:
         """The strategy that runs this replica."""
         return self._strategy
 
@@ -97,7 +95,7 @@ class ReplicaContext:
         leaves, tree = jax.tree.flatten(value, is_leaf=_is_sparse)
         leaves = [leaf if _is_sparse(leaf) else jnp.asarray(leaf) for leaf in leaves]
 
-        def merge(strategy: Any, *values: Any) -> list[Any]:
+        def merge(strategy: StrategyLike, *values: Any) -> list[Any]:
             pairs = [(v, v.values if _is_sparse(v) else v) for v in values]
             reduced = strategy.extended.batch_reduce_to(op, pairs, options)
             # A user's own algorithm may return one plain array for all.
@@ -131,8 +129,10 @@ class ReplicaContext:
         for leaf in leaves:
             check_gather_axis(leaf, axis)
 
-        def merge(strategy: Any, *values: Any) -> list[Any]:
-            return [Mirrored.of(strategy.gather_everywhere(v, axis)) for v in values]
+        def merge(strategy: StrategyLike, *values: Any) -> list[Any]:
+            mesh = strategy.replica_mesh
+            whole = [strategy.gather_everywhere(v, axis) for v in values]
+            return whole if mesh is None else [Mirrored.of(w, mesh) for w in whole]
 
         def pull_back(leaves: list[Any], gradients: list[Any]) -> list[Any]:
             lengths = [np.int32(leaf.shape[axis]) for leaf in leaves]
@@ -201,7 +201,7 @@ class ReplicaContext:
         """One replica alone: `merge_fn` runs here and now."""
         with context.changed(replica=None, updating=None):
             result = merge_fn(self._strategy, *args, **kwargs)
-        return part_of(result, 0)
+        return parts_of(result, self._strategy.replica_mesh, 0)
 
     def __repr__(self) -> str:
         return f"ReplicaContext({self._strategy.describe_replica(self.local_index)})"
@@ -231,19 +231,19 @@ class SpmdReplicaContext(ReplicaContext):
         kwargs: dict[str, Any],
         detail: str = "",
     ) -> PyTree:
-        count = self.num_replicas_in_sync
+        mesh = self._strategy.replica_mesh
 
         def spread(leaf: Any) -> Any:
-            if isinstance(leaf, Mirrored) and leaf.piece is not None:
-                leaf = leaf.piece
-            if isinstance(leaf, Tracer) and count > 1:
-                return self._strategy.in_program_value(leaf)
+            if isinstance(leaf, Mirrored) and leaf.array is not None:
+                leaf = leaf.array
+            if isinstance(leaf, Tracer) and mesh.size > 1:
+                return PerReplica.of(leaf, mesh, Layout.OWN)
             return leaf
 
         args, kwargs = jax.tree.map(spread, (args, kwargs), is_leaf=is_leaf)
         with context.changed(replica=None, updating=None):
             result = merge_fn(self._strategy, *args, **kwargs)
-        return jax.tree.map(self.own_part, result, is_leaf=is_leaf)
+        return parts_of(result, mesh, None)
 
     def _collective(
         self,
@@ -262,17 +262,6 @@ class SpmdReplicaContext(ReplicaContext):
         ]
         return super()._collective(what, detail, merge, leaves, pull_back)
 
-    def own_part(self, leaf: Any) -> Any:
-        """This replica's part of what a `merge_fn` returned."""
-        if isinstance(leaf, Mirrored) and leaf.piece is not None:
-            return leaf.piece
-        if isinstance(leaf, PerReplica) and isinstance(leaf.piece, InProgram):
-            return leaf.piece.array
-        if isinstance(leaf, ReplicaValues):
-            parts = jnp.stack([jnp.asarray(part) for part in leaf.values])
-            return parts[lax.axis_index(AXIS_NAME) % len(leaf.values)]
-        return leaf
-
 
 class EagerReplicaContext(ReplicaContext):
     """One replica that runs as plain Python on a thread of its own."""
@@ -281,7 +270,7 @@ class EagerReplicaContext(ReplicaContext):
 
     def __init__(
         self,
-        strategy: Any,
+        strategy: StrategyLike,
         local_index: int,
         meeting: Meeting,
         caller: context.Context,
@@ -313,7 +302,7 @@ class EagerReplicaContext(ReplicaContext):
         detail: str = "",
     ) -> PyTree:
         frame = context.current().frame
-        if frame is not None and frame.is_staged:
+        if frame is not None and frame.mode.is_traced:
             raise RunEagerly(f"`{what}` while a part of an eager replica is traced")
         if any(isinstance(x, Tracer) for x in jax.tree.leaves((args, kwargs))):
             raise RuntimeError(
@@ -357,9 +346,9 @@ class EagerReplicaContext(ReplicaContext):
         args, kwargs = regroup(
             [payload[1:] for payload in payloads],
             self._strategy.describe_replica,
-            PerReplica,
+            lambda parts: PerReplica(parts, mesh=mesh),
             # What replicas bring to a collective counts once for each, also if equal.
-            share=may_share,
+            may_share,
         )
         with context.enter(self._caller):
             result = merge_fn(self._strategy, *args, **kwargs)
@@ -367,14 +356,7 @@ class EagerReplicaContext(ReplicaContext):
             if isinstance(leaf, Mirrored):
                 # The array is kept too, so that its id stays its own.
                 self._shared_results.update((id(v), (v, leaf)) for v in leaf.values)
-        return [
-            jax.tree.map(
-                lambda leaf, i=i: mesh.local_view(leaf, i),
-                part_of(result, i),
-                is_leaf=is_leaf,
-            )
-            for i in range(len(payloads))
-        ]
+        return [parts_of(result, mesh, i) for i in range(len(payloads))]
 
     def rejoined(self, tree: PyTree) -> PyTree:
         """`tree`, with the copies of what a collective has returned as one value again."""
@@ -389,7 +371,7 @@ class EagerReplicaContext(ReplicaContext):
         return jax.tree.map(rejoin, tree, is_leaf=is_leaf)
 
 
-def _start_positions(strategy: Any, *lengths: Any) -> list[PerReplica]:
+def _start_positions(strategy: StrategyLike, *lengths: Any) -> list[PerReplica]:
     """Where each replica's part of a gathered value begins."""
     mesh = strategy.replica_mesh
     starts = []

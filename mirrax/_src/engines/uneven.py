@@ -16,34 +16,32 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from mirrax._src.base import launches
-from mirrax._src.base.jax_compat import Device, Literal
+from mirrax._src.base.errors import RunEagerly
+from mirrax._src.base.jax_compat import Literal
 from mirrax._src.base.logical import after_launch, launching
-from mirrax._src.base.mesh import ReplicaMesh
+from mirrax._src.base.mesh import Layout, ReplicaMesh
+from mirrax._src.base.protocols import Mode, StrategyLike
 from mirrax._src.base.values import (
     Mirrored,
     PerReplica,
     PyTree,
-    Stacked,
+    abstract,
     is_array,
     is_distributed,
     is_leaf,
     is_number,
+    join,
+    part_of,
     regroup,
-    stack,
     to_device,
 )
 from mirrax._src.collectives.launch import describe_program
-from mirrax._src.engines.cutting import Cut, cut_trace, same_on_all
+from mirrax._src.engines.arguments import Kind, Signature, Static
+from mirrax._src.engines.cutting import Cut, cut_trace, equal_outputs
 from mirrax._src.engines.eager import run_eagerly
-from mirrax._src.engines.invariance import COMBINING
-from mirrax._src.engines.signature import SAME, SPLIT, Kind, Signature, Static
-from mirrax._src.engines.spmd import ReplicaTrace, layout_in, trace_replica
-from mirrax._src.engines.staging import (
-    replica_context,
-    until_no_new_variables,
-    usable_variables,
-)
-from mirrax._src.state.frame import RunEagerly
+from mirrax._src.engines.jaxprs import is_combining
+from mirrax._src.engines.staged import Trace
+from mirrax._src.engines.trace import trace_replica, until_no_new_variables
 from mirrax._src.state.variable import shared
 
 Env = dict[Any, Any]
@@ -51,7 +49,7 @@ Env = dict[Any, Any]
 
 def run_uneven(
     function: Any,
-    strategy: Any,
+    strategy: StrategyLike,
     fn: Callable[..., PyTree],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
@@ -63,7 +61,7 @@ def run_uneven(
         signature = Signature(tree, tuple(_kind(leaf) for leaf in leaves))
         arrays = signature.arrays_of(leaves)
         inputs = [
-            [_own(array, i, device, mesh) for array in arrays]
+            [to_device(part_of(array, mesh, i), device) for array in arrays]
             for i, device in enumerate(mesh.local_devices)
         ]
         # Also for the shapes of other workers' replicas: all have to decide alike.
@@ -86,7 +84,7 @@ def run_uneven(
 
 def _cut(
     function: Any,
-    strategy: Any,
+    strategy: StrategyLike,
     fn: Callable[..., PyTree],
     signature: Signature,
     avals: tuple[jax.ShapeDtypeStruct, ...],
@@ -95,18 +93,16 @@ def _cut(
     """The function for one replica's shapes; traced if it has not been yet."""
     known = function.cuts.setdefault((strategy, signature, avals), [])
     for cut in known:
-        if all(layout_in(v, v.stored)[0] == k for v, k in cut.trace.reads.items()):
+        if all(v.in_one_array()[1] is k for v, k in cut.trace.reads.items()):
             return cut
 
-    def trace() -> ReplicaTrace:
+    def trace() -> Trace:
         return trace_replica(
             strategy,
             fn,
             signature,
             avals,
-            {v: layout_in(v, v.stored)[0] for v in usable_variables(strategy)},
-            replica_context(strategy),
-            is_uneven=True,
+            mode=Mode.UNEVEN,
             may_forward=False,
             who=strategy.replica_mesh.describe(replica_id),
         )
@@ -121,7 +117,7 @@ def _avals_of_all(
     arrays: Sequence[Any], inputs: Sequence[Sequence[Any]], mesh: ReplicaMesh
 ) -> list[tuple[jax.ShapeDtypeStruct, ...]]:
     """Every replica's arguments without their values, in the order of replicas."""
-    own = [[_aval(jax.typeof(array)) for array in each] for each in inputs]
+    own = [[abstract(array) for array in each] for each in inputs]
     if not mesh.is_shared:
         return [tuple(each) for each in own]
     for array in arrays:
@@ -142,18 +138,15 @@ def _avals_of_all(
 
 
 def _shapes(value: PerReplica) -> tuple[Any, ...] | None:
-    if not isinstance(value.piece, Stacked):
+    mesh, layout = value.mesh, value.layout
+    if value.array is None or mesh is None or layout is None:
         return value.shapes
-    like = jax.ShapeDtypeStruct(value.piece.local_shape, value.piece.array.dtype)
-    return value.piece.mesh.equal_shapes(like)
-
-
-def _aval(aval: Any) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
+    shape = mesh.part_shape(layout, value.array.shape)
+    return mesh.equal_shapes(jax.ShapeDtypeStruct(shape, value.array.dtype))
 
 
 def _execute(
-    strategy: Any, every_cut: Sequence[Cut], inputs: Sequence[Sequence[Any]]
+    strategy: StrategyLike, every_cut: Sequence[Cut], inputs: Sequence[Sequence[Any]]
 ) -> PyTree:
     mesh = strategy.replica_mesh
     cuts = [every_cut[i] for i in mesh.local_ids]
@@ -178,30 +171,27 @@ def _execute(
         [_value(atom, env) for atom in cut.jaxpr.outvars]
         for cut, env in zip(cuts, envs)
     ]
-    is_same = same_on_all(every_cut)
+    is_same = equal_outputs(every_cut)
     trace = cuts[0].trace
-    for i, variable in enumerate(trace.written, start=trace.num_results):
-        parts = [to_device(own[i], d) for own, d in zip(outs, mesh.local_devices)]
-        variable.stored = (
-            mesh.join(parts, mirrored=True)
-            if is_same[i]
-            else PerReplica(parts, mesh.equal_shapes(variable))
-        )
-    # Results may be the very arrays that variables hold, before or after.
-    shared.update(v.number for v in (*trace.reads, *trace.written))
+    with launching:
+        for i, variable in enumerate(trace.writes, start=trace.num_results):
+            parts = [to_device(own[i], d) for own, d in zip(outs, mesh.local_devices)]
+            variable.stored = (
+                mesh.join(parts, mirrored=True)
+                if is_same[i]
+                else PerReplica(parts, mesh.equal_shapes(variable), mesh)
+            )
+        # Results may be the very arrays that variables hold, before or after.
+        shared.update(v.number for v in (*trace.reads, *trace.writes))
     return _merge_results(strategy, every_cut, outs, is_same)
 
 
 def _bind_inputs(
     cut: Cut, own: Sequence[Any], local_index: int, mesh: ReplicaMesh
 ) -> Env:
-    def copy_of(variable: Any) -> Any:
-        if isinstance(variable.stored, PerReplica):
-            return variable.stored.values[local_index]
-        return mesh.local_view(variable.stored, local_index)
-
     replica_id = np.int32(mesh.local_ids[local_index])
-    values = [replica_id, *map(copy_of, cut.trace.reads), *own]
+    copies = [part_of(v.stored, mesh, local_index) for v in cut.trace.reads]
+    values = [replica_id, *copies, *own]
     consts = [mesh.local_view(const, local_index) for const in cut.consts]
     return dict(zip([*cut.jaxpr.invars, *cut.jaxpr.constvars], [*values, *consts]))
 
@@ -214,29 +204,32 @@ def _exchange(
 ) -> None:
     """Does the collectives of all replicas' programs at one place; `first` is replica 0's."""
     operands = [[atom for eqn in eqns for atom in eqn.invars] for eqns in exchanges]
-    pieces = [
-        stack(
+    joined = [
+        join(
             PerReplica(map(_value, atoms, envs), mesh.equal_shapes(atoms[0].aval)), mesh
         )
         for atoms in zip(*operands)
     ]
     results = [[var for eqn in eqns for var in eqn.outvars] for eqns in exchanges]
-    scalars = tuple(piece.is_scalar for piece in pieces)
-    arrays = [piece.array for piece in pieces]
+    arrays = [array for array, _ in joined]
+    rows = tuple(mesh.has_row(layout) for _, layout in joined)
     with launching:
-        communicate = _communication(mesh, first, scalars)
+        communicate = _communication(mesh, first, rows)
         if mesh.is_shared:
             label = describe_program("an uneven step", arrays)
             outs = launches.last.watch(label, communicate, arrays)
         else:
             outs = communicate(arrays)
     after_launch(outs)
-    combined = [_is_combined(eqn) for eqn in first for _ in eqn.outvars]
+    combined = [is_combining(eqn) for eqn in first for _ in eqn.outvars]
     for variables, whole, is_combined in zip(zip(*results), outs, combined):
-        is_scalar = variables[0].aval.ndim == 0
-        value = Mirrored.of(whole) if is_combined else Stacked(whole, mesh, is_scalar)
-        parts = value.values if isinstance(value, Mirrored) else value.parts()
-        for env, variable, part in zip(envs, variables, parts):
+        layout = mesh.split_layout(variables[0].aval.ndim)
+        value = (
+            Mirrored.of(whole, mesh)
+            if is_combined
+            else PerReplica.of(whole, mesh, layout)
+        )
+        for env, variable, part in zip(envs, variables, value.values):
             env[variable] = part
 
 
@@ -245,15 +238,15 @@ _MOST_COMMUNICATIONS = 256
 
 
 def _communication(
-    mesh: ReplicaMesh, eqns: tuple[Any, ...], scalars: tuple[bool, ...]
+    mesh: ReplicaMesh, eqns: tuple[Any, ...], rows: tuple[bool, ...]
 ) -> Callable[[list[Any]], list[Any]]:
     """The collectives of one exchange as one program over all devices."""
-    key = (mesh, tuple(map(id, eqns)), scalars)
+    key = (mesh, tuple(map(id, eqns)), rows)
     if key not in _communications:
-        combined = [_is_combined(eqn) for eqn in eqns for _ in eqn.outvars]
+        combined = [is_combining(eqn) for eqn in eqns for _ in eqn.outvars]
 
         def body(arrays: list[Any]) -> list[Any]:
-            it = iter(a[0] if s else a for a, s in zip(arrays, scalars))
+            it = iter(a[0] if has_row else a for a, has_row in zip(arrays, rows))
             outs: list[Any] = []
             for eqn in eqns:
                 result = eqn.primitive.bind(
@@ -278,10 +271,6 @@ def _communication(
     return _communications[key][0]
 
 
-def _is_combined(eqn: Any) -> bool:
-    return eqn.primitive.name in COMBINING and not eqn.params.get("axis_index_groups")
-
-
 def _check_same_exchanges(cuts: Sequence[Cut], mesh: ReplicaMesh) -> None:
     """Hands what cannot be done here to the eager engine, which can, or explains why not."""
 
@@ -296,14 +285,12 @@ def _check_same_exchanges(cuts: Sequence[Cut], mesh: ReplicaMesh) -> None:
             raise RunEagerly(f"{mesh.describe(i)} communicates differently")
         if len(cut.segments) != len(cuts[0].segments):
             raise RunEagerly(f"{mesh.describe(i)} computes differently")
-        if [v.number for v in cut.trace.written] != [
-            v.number for v in cuts[0].trace.written
-        ]:
+        if list(map(id, cut.trace.writes)) != list(map(id, cuts[0].trace.writes)):
             raise RunEagerly(f"{mesh.describe(i)} assigns other variables")
 
 
 def _merge_results(
-    strategy: Any,
+    strategy: StrategyLike,
     every_cut: Sequence[Cut],
     outs: Sequence[Sequence[Any]],
     is_same: Sequence[bool],
@@ -313,9 +300,7 @@ def _merge_results(
     results = []
     for cut, own in zip(cuts, outs):
         it = iter(own)
-        leaves = [
-            next(it) if slot.is_array else slot.known(()) for slot in cut.trace.slots
-        ]
+        leaves = [next(it) if out.is_array else out.known(()) for out in cut.trace.outs]
         results.append(jax.tree.unflatten(cut.trace.out_tree, leaves))
     same = {id(value) for value, flag in zip(outs[0], is_same) if flag}
     position = {id(value): i for i, value in enumerate(outs[0])}
@@ -329,11 +314,11 @@ def _merge_results(
 
     def merge(parts: Sequence[Any]) -> Any:
         if not all(is_array(part) or is_number(part) for part in parts):
-            return PerReplica(parts)
+            return PerReplica(parts, mesh=mesh)
         arrays = [to_device(part, d) for part, d in zip(parts, mesh.local_devices)]
         if id(parts[0]) in same:
-            return Mirrored.of(mesh.join(arrays, mirrored=True))
-        return PerReplica(arrays, shapes_of(parts[0]))
+            return Mirrored.of(mesh.join(arrays, mirrored=True), mesh)
+        return PerReplica(arrays, shapes_of(parts[0]), mesh)
 
     return regroup(
         results,
@@ -351,15 +336,7 @@ def _kind(leaf: Any) -> Kind:
     if isinstance(leaf, PerReplica):
         if not all(is_array(part) or is_number(part) for part in leaf.values):
             raise RunEagerly("a per-replica argument that holds no arrays")
-        return SPLIT
+        return Layout.SPLIT
     if is_distributed(leaf) or is_number(leaf) or is_array(leaf):
-        return SAME
+        return Layout.PLAIN
     return Static(leaf)
-
-
-def _own(array: Any, local_index: int, device: Device, mesh: ReplicaMesh) -> jax.Array:
-    if is_distributed(array):
-        array = array.values[local_index]
-    elif isinstance(array, jax.Array):
-        array = mesh.local_view(array, local_index)
-    return to_device(jnp.asarray(array) if is_number(array) else array, device)

@@ -9,8 +9,8 @@ import jax
 import numpy as np
 
 from mirrax._src.base.jax_compat import put_uncommitted
-from mirrax._src.base.mesh import ReplicaMesh
-from mirrax._src.base.values import PerReplica, Stacked
+from mirrax._src.base.mesh import Layout, ReplicaMesh
+from mirrax._src.base.values import PerReplica
 from mirrax._src.input.blocks import Block, value_of
 from mirrax._src.input.splitting import Step
 from mirrax._src.input.structure import (
@@ -92,13 +92,13 @@ class Delivery:
             # The replicas of a worker follow each other.
             lambda index: parts[_start(index) // rows - first_id] if rows else parts[0],
         )
-        return PerReplica.of(Stacked(array, mesh, False))
+        return PerReplica.of(array, mesh, Layout.SPLIT)
 
     def _regrouped(self, parts: Sequence[Any], shapes: Any) -> Any:
         check_leaves(parts)
         if shapes is not None:
-            return PerReplica(parts, tuple(map(_canonical, shapes)))
-        return parts[0] if len(parts) == 1 else PerReplica(parts)
+            return PerReplica(parts, tuple(map(_canonical, shapes)), self._mesh)
+        return parts[0] if len(parts) == 1 else PerReplica(parts, mesh=self._mesh)
 
 
 def _own(part: Any) -> PyTree:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from mirrax._src.base import context
+from mirrax._src.base.errors import RunEagerly
 from mirrax._src.base.jax_compat import in_trace
 from mirrax._src.base.mesh import ReplicaMesh
 from mirrax._src.input.background import Ahead
@@ -17,7 +18,6 @@ from mirrax._src.input.sharding import Plan
 from mirrax._src.input.splitting import Share, StepCursor, StepsOf
 from mirrax._src.input.structure import PyTree, TensorSpec, leaves_of, map_leaves
 from mirrax._src.input.together import Schedule, Together, schedule_of
-from mirrax._src.state.frame import RunEagerly
 
 BY_BATCH = "by batch"
 _IN_TURN = "by `dataset_fn`"  # not split: each replica takes a batch of its own

@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from mirrax._src.base import context
-from mirrax._src.base.errors import OutOfRangeError
+from mirrax._src.base.errors import OutOfRangeError, RunEagerly
 from mirrax._src.input.blocks import value_of
 from mirrax._src.input.node import Cursor, Node, Path, State, open_cursor, walk
 from mirrax._src.input.structure import PyTree
-from mirrax._src.state.frame import RunEagerly
 
 
 class Optional:

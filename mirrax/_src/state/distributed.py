@@ -11,6 +11,10 @@ import jax
 import jax.numpy as jnp
 
 from mirrax._src.base import context
+from mirrax._src.base.errors import RunEagerly
+from mirrax._src.base.logical import launching
+from mirrax._src.base.mesh import Layout
+from mirrax._src.base.protocols import Mode, StrategyLike
 from mirrax._src.base.reduce_op import (
     ReduceOp,
     VariableAggregation,
@@ -23,9 +27,9 @@ from mirrax._src.base.values import (
     ReplicaValues,
     copies_of,
     is_number,
+    join,
     to_device,
 )
-from mirrax._src.state.frame import RunEagerly
 from mirrax._src.state.variable import (
     Variable,
     VariableSpec,
@@ -42,8 +46,9 @@ class DistributedVariable(Variable):
     """
 
     __module__ = "mirrax.distribute"
+    _layout = Layout.MIRRORED
 
-    def __init__(self, spec: VariableSpec, strategy: Any) -> None:
+    def __init__(self, spec: VariableSpec, strategy: StrategyLike) -> None:
         if spec.synchronization is VariableSynchronization.NONE:
             raise ValueError(
                 f"Variable {spec.name!r}: synchronization NONE is not supported by a strategy "
@@ -55,7 +60,7 @@ class DistributedVariable(Variable):
         with jax.ensure_compile_time_eval():
             self._make(spec, strategy)
 
-    def _make(self, spec: VariableSpec, strategy: Any) -> None:
+    def _make(self, spec: VariableSpec, strategy: StrategyLike) -> None:
         array = spec.initial_array()
         is_float = jnp.issubdtype(array.dtype, jnp.inexact)
         if spec.aggregation is VariableAggregation.MEAN and not is_float:
@@ -69,7 +74,7 @@ class DistributedVariable(Variable):
         )
 
     @property
-    def distribute_strategy(self) -> Any:
+    def distribute_strategy(self) -> StrategyLike:
         """The strategy that the variable was made under."""
         return self.strategy
 
@@ -94,10 +99,12 @@ class DistributedVariable(Variable):
 
     def copy(self, local_index: int) -> jax.Array:
         """The array on the device of this worker's replica `local_index`."""
-        shared.add(self.number)
-        if isinstance(self.stored, PerReplica):
-            return self.stored.values[local_index]
-        return copies_of(self.stored)[local_index]
+        with launching:
+            shared.add(self.number)
+            stored = self.stored
+            if isinstance(stored, PerReplica):
+                return stored.values[local_index]
+            return copies_of(stored)[local_index]
 
     def read_value(self) -> jax.Array:
         here = context.current()
@@ -123,20 +130,28 @@ class DistributedVariable(Variable):
     def _assign(self, value: Any, update: Callable[[Any, Any], Any]) -> None:
         here = context.current()
         if here.updating is not None:
-            self._store_own(here, update(self.read_value, self.convert(value)))
-        elif here.replica is None or not self._is_own_copy(here):
-            self._check_no_foreign_replica(here)
-            self._assign_together(here, value, update)
-        else:
+            self._assign_own(here, value, update)
+        elif here.replica is not None and self._is_own_copy(here):
             self._assign_in_replica(here, value, update)
+        else:
+            self._check_strategy(here)
+            self._assign_together(here, value, update)
 
-    def _check_no_foreign_replica(self, here: context.Context) -> None:
-        if here.replica is not None and here.strategy.num_replicas_in_sync > 1:
+    def _check_strategy(self, here: context.Context) -> None:
+        """Raises if the current code works for another strategy than the variable's."""
+        if here.strategy is self.strategy or context.is_default():
+            return
+        if here.replica is not None:
             raise ValueError(
                 f"Variable {self.name!r} belongs to another strategy than the one whose "
                 "replica assigns it. Make it in the scope of the strategy that runs the "
                 "function."
             )
+        raise RuntimeError(
+            f"Variable {self.name!r} was made in the scope of {self.strategy!r} and is "
+            f"assigned in that of {here.strategy!r}. Strategies cannot be mixed: assign it in "
+            "its own strategy's scope, or outside of all."
+        )
 
     def _assign_in_replica(
         self, here: context.Context, value: Any, update: Callable[[Any, Any], Any]
@@ -156,23 +171,31 @@ class DistributedVariable(Variable):
 
         self.strategy.extended.update(self, assign, args=(value,))
 
+    def _assign_own(
+        self, here: context.Context, value: Any, update: Callable[[Any, Any], Any]
+    ) -> None:
+        """Updates the copy of the replica that the current code works for."""
+        value = self.convert(value)
+        with launching:  # nobody else may assign in between
+            self._store_own(here, update(self.read_value, value))
+
     def _store_own(self, here: context.Context, value: jax.Array) -> None:
-        """Replaces the copy of the replica that the current code works for."""
         if here.frame is not None:
             here.frame.write(self, value)
             return
         self._check_leak(value)
         index = context.local_index(here)
         mesh = self.strategy.replica_mesh
-        parts = list(self._copies())
-        parts[index] = to_device(value, mesh.local_devices[index])
-        is_alone = mesh.size == 1
-        self.stored = (
-            mesh.join(parts, mirrored=True)
-            if is_alone
-            else PerReplica(parts, mesh.equal_shapes(self))
-        )
-        shared.add(self.number)
+        value = to_device(value, mesh.local_devices[index])
+        with launching:
+            parts = list(self._copies())
+            parts[index] = value
+            self.stored = (
+                mesh.join(parts, mirrored=True)
+                if mesh.size == 1
+                else PerReplica(parts, mesh.equal_shapes(self), mesh)
+            )
+            shared.add(self.number)
 
     def store_local(self, value: jax.Array) -> None:
         here = context.current()
@@ -183,21 +206,21 @@ class DistributedVariable(Variable):
 
     def _copies(self) -> tuple[jax.Array, ...]:
         stored = self.stored
-        return (
-            stored if isinstance(stored, PerReplica) else Mirrored.of(stored)
-        ).values
+        return stored.values if isinstance(stored, PerReplica) else copies_of(stored)
 
     def _store_all(self, here: context.Context, value: jax.Array) -> None:
         """Makes `value` every replica's copy."""
+        mesh = self.strategy.replica_mesh
         if here.frame is not None:
-            if not here.frame.is_local:
-                mesh = self.strategy.replica_mesh
+            if not here.frame.mode.is_local:
                 value = jax.lax.with_sharding_constraint(value, mesh.mirrored)
             here.frame.write(self, value)
             return
         self._check_leak(value)
-        self.stored = self.strategy.replica_mesh.mirror(value)
-        shared.add(self.number)
+        value = mesh.mirror(value)
+        with launching:
+            self.stored = value
+            shared.add(self.number)
 
     def combine(self, op: ReduceOp) -> jax.Array:
         """The copies, reduced."""
@@ -206,33 +229,33 @@ class DistributedVariable(Variable):
     def copies(self) -> ReplicaValues:
         """All copies, as a distributed value."""
         here = context.current()
-        if here.frame is not None and here.frame.is_spmd:
-            return self.strategy.in_program_value(here.frame.read(self))
-        return self._all_copies(here)
-
-    def first(self, here: context.Context) -> jax.Array:
-        """The first replica's copy."""
-        frame = here.frame
-        if frame is not None and frame.is_spmd:
-            return self.strategy.first_in_program(frame.read(self))
-        return self._all_copies(here).values[0]
-
-    def _all_copies(self, here: context.Context) -> ReplicaValues:
-        shared.add(self.number)
-        value = self.stored
-        if here.frame is not None and not here.frame.is_local:
-            value = here.frame.read(self)
-        elif here.frame is not None and here.frame.is_staged:
+        mesh = self.strategy.replica_mesh
+        if context.in_program(here):
+            return PerReplica.of(here.frame.read(self), mesh, Layout.OWN)
+        if here.frame is None or here.frame.mode is Mode.EAGER:
+            with launching:
+                shared.add(self.number)
+                value = self.stored
+        elif here.frame.mode.is_local:
             raise RunEagerly(
                 "all copies of a variable, in a part that is compiled alone"
             )
-        return value if isinstance(value, PerReplica) else Mirrored.of(value)
+        else:
+            value = here.frame.read(self)
+        return value if isinstance(value, PerReplica) else Mirrored.of(value, mesh)
+
+    def first(self, here: context.Context) -> jax.Array:
+        """The first replica's copy."""
+        copies = self.copies()
+        if context.in_program(here):
+            return self.strategy.first_part(copies)
+        return copies.values[0]
 
     # Showing -------------------------------------------------------------------------
 
     def __repr__(self) -> str:
         frame = context.current().frame
-        if frame is not None and not frame.is_local:
+        if frame is not None and not frame.mode.is_local:
             kind = f"shape={self.shape} dtype={self.dtype}"
             return f"<{type(self).__name__} {self.name!r} {kind}, traced>"
         rows = ",\n".join(f"  {i}: {copy!r}" for i, copy in enumerate(self.values))
@@ -256,30 +279,33 @@ class ComponentVariable(Variable):
         self.shape, self.dtype = whole.shape, whole.dtype
 
     def read_value(self) -> jax.Array:
-        with self._own_copy() as here:
-            return (
-                here.frame.read(self.whole)
-                if here.frame
-                else self.whole.copy(self.local_index)
-            )
+        here = context.current()
+        if here.frame is None:
+            return self.whole.copy(self.local_index)
+        if here.frame.mode.is_local:
+            return here.frame.read(self.whole)
+        return self.whole.copies().values[self.local_index]
 
     value = read_value
 
     def _assign(self, value: Any, update: Callable[[Any, Any], Any]) -> None:
-        converted = self.whole.convert(value)
-        updated = update(self.read_value, converted)
-        with self._own_copy() as here:
-            self.whole._store_own(here, updated)
+        value = self.whole.convert(value)
+        frame = context.current().frame
+        with launching:
+            value = update(self.read_value, value)
+            if frame is not None and not frame.mode.is_local:
+                self._write_in_call(frame, value)
+                return
+            with context.changed(updating=self.local_index, replica=None) as here:
+                self.whole._store_own(here, value)
 
-    def _own_copy(self):
-        here = context.current()
-        if here.frame is not None and not here.frame.is_local:
-            raise RuntimeError(
-                f"A single copy of variable {self.whole.name!r} cannot be used while an "
-                "`mx.function` is traced in cross-replica context; use "
-                "`strategy.extended.update(variable, fn)`."
-            )
-        return context.changed(updating=self.local_index, replica=None)
+    def _write_in_call(self, frame: Any, value: jax.Array) -> None:
+        """Replaces one of the copies that traced cross-replica code sees."""
+        mesh = self.strategy.replica_mesh
+        parts = list(self.whole.copies().values)
+        parts[self.local_index] = value
+        array, layout = join(PerReplica(parts), mesh)
+        frame.write(self.whole, PerReplica.of(array, mesh, layout))
 
     def __repr__(self) -> str:
         return describe_variable(self.name, self, self.read_value())
@@ -289,7 +315,10 @@ DistributedValues.register(DistributedVariable)
 
 
 def aggregate(
-    strategy: Any, value: Any, aggregation: VariableAggregation, variable: Variable
+    strategy: StrategyLike,
+    value: Any,
+    aggregation: VariableAggregation,
+    variable: Variable,
 ) -> Any:
     """The replicas' values for `variable` as one, by its aggregation."""
     if aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
@@ -305,7 +334,7 @@ def aggregate(
         raise ValueError(
             f"Variable {variable.name!r} has aggregation SUM, and every replica assigned "
             f"the Python number {parts[0]!r}: whether it is meant once or once per replica "
-            "cannot be told. Assign an array, `jnp.asarray(...)`, to have it summed."
+            "is ambiguous. Assign an array, `jnp.asarray(...)`, to have it summed."
         )
     return strategy.extended.reduce_to(
         ReduceOp.from_variable_aggregation(aggregation), value, variable
@@ -317,4 +346,4 @@ def _is_number(value: Any) -> bool:
 
 
 def _is_apart(value: Any) -> bool:
-    return isinstance(value, PerReplica) and value.piece is None
+    return isinstance(value, PerReplica) and value.array is None

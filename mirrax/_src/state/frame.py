@@ -1,4 +1,4 @@
-"""Frames: where variables live while a function is traced.
+"""Frames: where variables live while a function is traced or differentiated.
 
 A traced function must not touch the arrays that variables hold. While it runs, reads and
 writes go to the innermost frame; whoever traced the function turns the frame's reads into
@@ -9,27 +9,37 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from mirrax._src.base.errors import RunEagerly as RunEagerly
-from mirrax._src.base.jax_compat import fresh_traces, trace_state
+from mirrax._src.base.errors import warn_user
+from mirrax._src.base.jax_compat import fresh_traces, is_staging, trace_state
+from mirrax._src.base.mesh import ReplicaMesh
+from mirrax._src.base.protocols import Mode
 
 if TYPE_CHECKING:
     from mirrax._src.state.variable import Variable
 
 
-_numbers = itertools.count()
+_numbers = itertools.count(1)
+
+
+class _Stale:
+    """Which traces JAX may have kept with a variable's value in them.
+
+    Advanced when plain Python reads a variable inside a function that JAX traces.
+    """
+
+    epoch = 0
+    reads: Counter[int] = Counter()
 
 
 class Frame:
     """The variables as one traced function sees them.
 
     Attributes:
-        is_local: Whether values are one replica's own arrays, or whole variables.
-        is_spmd: Whether the traced code is one program for all replicas.
-        is_staged: Whether a program is being traced; else code runs op by op.
-        is_uneven: Whether other replicas' arrays may have other shapes.
+        mode: What kind of code it is.
         reads: The bound variables that were read, in order.
         writes: The latest value of each variable that was written.
         meshes: The meshes of the `run`s that were traced.
@@ -37,31 +47,26 @@ class Frame:
     """
 
     def __init__(
-        self,
-        values: Mapping[Variable, Any],
-        *,
-        is_local: bool,
-        is_spmd: bool = False,
-        is_uneven: bool = False,
-        is_staged: bool = True,
-        parent: Frame | None = None,
+        self, values: Mapping[Variable, Any], mode: Mode, parent: Frame | None = None
     ) -> None:
         self._values = values
         self._parent = parent
         self._trace = trace_state()
         self._caches = contextlib.ExitStack()
         self._read_deeper: set[int] = set()
-        self.is_local = is_local
-        self.is_spmd = is_spmd
-        self.is_uneven = is_uneven
-        self.is_staged = is_staged
+        self.mode = mode
         self.reads: dict[Variable, None] = {}
         self.writes: dict[Variable, Any] = {}
-        self.meshes: list[Any] = []
+        self.meshes: list[ReplicaMesh] = []
         self.created: list[Variable] = []
 
     def __enter__(self) -> Frame:
-        self._forget_traces()
+        if self.mode.is_traced:
+            self._forget_traces()
+        elif _Stale.epoch:
+            # Plain Python keeps what JAX has compiled for single operations, unless a
+            # trace in there has a variable's old value.
+            self._caches.enter_context(fresh_traces(("eager", _Stale.epoch)))
         return self
 
     def __exit__(self, *error: Any) -> None:
@@ -75,6 +80,8 @@ class Frame:
         value = self.look_up(variable, counts=True)
         if trace_state() != self._trace:
             self._read_deeper.add(variable.number)
+            if not self.mode.is_traced and is_staging():
+                _note_stale(variable)
         return value
 
     def look_up(self, variable: Variable, counts: bool = False) -> Any:
@@ -85,15 +92,16 @@ class Frame:
             if counts:
                 self.reads[variable] = None
             return self._values[variable]
-        if self._parent is not None and self._parent.is_local == self.is_local:
+        is_local = self.mode.is_local
+        if self._parent is not None and self._parent.mode.is_local == is_local:
             return self._parent.look_up(variable, counts)
-        if self.is_spmd and not any(variable is v for v in self.created):
+        if self.mode.is_program and not any(variable is v for v in self.created):
             raise ValueError(
                 f"Variable {variable.name!r} belongs to another strategy than the one that "
                 "runs this compiled function. Make it in the scope of this strategy, or "
                 "pass its value as an argument."
             )
-        return variable.concrete(self.is_local)
+        return variable.concrete(is_local)
 
     def write(self, variable: Variable, value: Any) -> None:
         """Makes `value` what the rest of the traced function reads."""
@@ -116,3 +124,20 @@ class Frame:
         self.created.append(variable)
         if self._parent is not None:
             self._parent.add_created(variable)
+
+
+def _note_stale(variable: Variable) -> None:
+    """Has JAX trace anew next time, because its trace now has a value of `variable`."""
+    _Stale.epoch += 1
+    _Stale.reads[variable.number] += 1
+    if _Stale.reads[variable.number] == _WARN_AFTER:
+        warn_user(
+            f"Variable {variable.name!r} is read inside a function that JAX traces (the body "
+            "of a `lax.scan`, `jax.checkpoint`, ...), in code that runs as plain Python. JAX "
+            "would keep its value, so everything is compiled again in each step, which is "
+            "slow and takes memory. Wrap the step in `mx.function`, or read the variable "
+            "outside that function."
+        )
+
+
+_WARN_AFTER = 20

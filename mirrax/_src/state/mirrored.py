@@ -10,6 +10,8 @@ import jax.numpy as jnp
 
 from mirrax._src.base import context
 from mirrax._src.base.jax_compat import Tracer
+from mirrax._src.base.logical import launching
+from mirrax._src.base.protocols import Mode, ReplicaLike, StrategyLike
 from mirrax._src.base.reduce_op import ReduceOp, VariableAggregation
 from mirrax._src.base.values import PerReplica, is_number
 from mirrax._src.state.distributed import DistributedVariable, aggregate
@@ -40,33 +42,35 @@ class MirroredVariable(DistributedVariable):
         if isinstance(value, PerReplica) or self._is_split(here):
             self._update_copies(value, update)
         else:
-            self._store_all(
-                here, update(lambda: self._whole(here), self.convert(value))
-            )
+            value = self.convert(value)
+            with launching:  # nobody else may assign in between
+                self._store_all(here, update(lambda: self._whole(here), value))
 
     def _assign_in_replica(
         self, here: context.Context, value: Any, update: Callable[[Any, Any], Any]
     ) -> None:
         if self.aggregation is VariableAggregation.NONE:
-            self._store_own(here, update(self.read_value, self.convert(value)))
+            self._assign_own(here, value, update)
             return
 
-        frame = here.frame
-        if frame is not None and not frame.is_staged and isinstance(value, Tracer):
+        frame, replica = here.frame, here.replica
+        assert replica is not None
+        is_eager = frame is not None and frame.mode is Mode.EAGER
+        if is_eager and isinstance(value, Tracer):
             # Replicas cannot run a `merge_fn` while `jax.grad` runs, but can reduce.
-            together = self._reduce_in_gradient(here.replica, value)
+            together = self._reduce_in_gradient(replica, value)
             frame.write(self, update(self.read_value, self.convert(together)))
             return
         is_plain = is_number(value) or isinstance(value, bool)
 
-        def merge(strategy: Any, value: Any) -> None:
+        def merge(strategy: StrategyLike, value: Any) -> None:
             together = aggregate(strategy, value, self.aggregation, self)
             self._update_copies(together, update)
 
         parts = (value if is_plain else jnp.asarray(value),)
-        here.replica.merge("assign", merge, parts)
+        replica.merge("assign", merge, parts)
 
-    def _reduce_in_gradient(self, replica: Any, value: jax.Array) -> jax.Array:
+    def _reduce_in_gradient(self, replica: ReplicaLike, value: jax.Array) -> jax.Array:
         if self.aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
             return replica.all_gather(value[None], axis=0)[0]
         return replica.all_reduce(
@@ -76,11 +80,12 @@ class MirroredVariable(DistributedVariable):
     def store_agreed(self, value: jax.Array) -> None:
         here = context.current()
         is_eager = here.frame is None and self._is_own_copy(here)
-        if self.aggregation is VariableAggregation.NONE or not is_eager:
+        is_alone = self.aggregation is VariableAggregation.NONE or not is_eager
+        if is_alone or here.replica is None:
             self.store_local(value)
             return
 
-        def merge(strategy: Any, value: Any) -> None:
+        def merge(strategy: StrategyLike, value: Any) -> None:
             self._store_all(context.current(), strategy.first_part(value))
 
         here.replica.merge("assign", merge, (value,))

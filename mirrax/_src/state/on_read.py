@@ -8,6 +8,7 @@ from typing import Any
 import jax
 
 from mirrax._src.base import context
+from mirrax._src.base.protocols import StrategyLike
 from mirrax._src.base.reduce_op import ReduceOp, VariableAggregation
 from mirrax._src.base.values import PerReplica
 from mirrax._src.state.distributed import DistributedVariable
@@ -19,13 +20,13 @@ class SyncOnReadVariable(DistributedVariable):
 
     __module__ = "mirrax.distribute"
 
-    def __init__(self, spec: VariableSpec, strategy: Any) -> None:
+    def __init__(self, spec: VariableSpec, strategy: StrategyLike) -> None:
         super().__init__(spec, strategy)
         # From the start in the form that replicas' writes give it, so that the first
         # compiled step is not traced again for the second one.
         if strategy.num_replicas_in_sync > 1:
             mesh = strategy.replica_mesh
-            self.stored = PerReplica(self._copies(), mesh.equal_shapes(self))
+            self.stored = PerReplica(self._copies(), mesh.equal_shapes(self), mesh)
 
     def _read_together(self, here: context.Context) -> jax.Array:
         if self.aggregation is VariableAggregation.NONE:
@@ -42,7 +43,7 @@ class SyncOnReadVariable(DistributedVariable):
     def _assign_in_replica(
         self, here: context.Context, value: Any, update: Callable[[Any, Any], Any]
     ) -> None:
-        self._store_own(here, update(self.read_value, self.convert(value)))
+        self._assign_own(here, value, update)
 
     def _assign_together(
         self, here: context.Context, value: Any, update: Callable[[Any, Any], Any]

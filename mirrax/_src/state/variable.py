@@ -15,10 +15,13 @@ from jax import lax
 
 from mirrax._src.base import context
 from mirrax._src.base.arraylike import ArrayLike
+from mirrax._src.base.errors import RunEagerly
 from mirrax._src.base.jax_compat import Tracer, is_staging, uncommitted
+from mirrax._src.base.logical import launching
+from mirrax._src.base.mesh import Layout
+from mirrax._src.base.protocols import StrategyLike
 from mirrax._src.base.reduce_op import VariableAggregation, VariableSynchronization
-from mirrax._src.base.values import Mirrored, PerReplica
-from mirrax._src.state.frame import RunEagerly
+from mirrax._src.base.values import Atom, Mirrored, PerReplica, join
 
 _numbers = itertools.count()
 _all: dict[int, weakref.ref[Variable]] = {}
@@ -29,6 +32,20 @@ shared: set[int] = set()
 
 # The numbers of variables whose array was donated to a step that failed.
 lost: set[int] = set()
+
+
+class Home:
+    """Where variables' arrays live: one list, which a program passes on call after call.
+
+    Attributes:
+        arrays: The arrays, in the order of the program.
+        is_whole: Whether all variables that moved in still live here.
+    """
+
+    __slots__ = ("arrays", "is_whole")
+
+    def __init__(self, arrays: list[Any]) -> None:
+        self.arrays, self.is_whole = arrays, True
 
 
 def live_variables() -> list[Variable]:
@@ -100,7 +117,7 @@ class _VariableType(type):
         return context.current().strategy.extended.create_variable(spec)
 
 
-class Variable(ArrayLike, metaclass=_VariableType):
+class Variable(ArrayLike, Atom, metaclass=_VariableType):
     """An array that can be assigned. In a strategy's scope, a copy on each device.
 
     >>> v = mx.Variable(1.0, name="v")
@@ -111,14 +128,17 @@ class Variable(ArrayLike, metaclass=_VariableType):
         initial_value: An array, a number, or a function without arguments that makes one.
         trainable: Whether an optimizer should train it; the default is True, and False
             for `synchronization=ON_READ`.
-        name: Shown in messages; made unique by nothing.
+        name: Shown in messages; need not be unique.
         dtype: The type to convert `initial_value` to.
         synchronization: When copies are brought together: `AUTO`, `ON_WRITE`, `ON_READ`.
         aggregation: How values that replicas assign are combined.
     """
 
     __module__ = "mirrax"
-    is_variable = True
+    # How the array in `home` lies on the strategy's mesh, and its parts once looked at.
+    _layout = Layout.PLAIN
+    _view: PerReplica | None = None
+    strategy: Any  # a `StrategyLike`, or None where no strategy made the variable
 
     def __init__(
         self,
@@ -132,7 +152,13 @@ class Variable(ArrayLike, metaclass=_VariableType):
         # The metaclass turns `mx.Variable(...)` into one of the kinds' `create`.
         raise AssertionError
 
-    def _setup(self, spec: VariableSpec, strategy: Any, value: Any, like: jax.Array):
+    def _setup(
+        self,
+        spec: VariableSpec,
+        strategy: StrategyLike | None,
+        value: Any,
+        like: jax.Array,
+    ) -> None:
         self.number = next(_numbers)
         self.name = spec.name or "Variable"
         self.trainable = (
@@ -145,12 +171,57 @@ class Variable(ArrayLike, metaclass=_VariableType):
         self.strategy = strategy
         self.shape: tuple[int, ...] = like.shape
         self.dtype = like.dtype
-        self.stored = value
+        self.home, self._slot = Home([value]), 0
         _all[self.number] = weakref.ref(self, lambda _, n=self.number: _forget(n))
         shared.add(self.number)
         frame = context.current().frame
         if frame is not None:
             frame.add_created(self)
+
+    # What is stored ------------------------------------------------------------------
+
+    @property
+    def stored(self) -> Any:
+        """The array; a `PerReplica` if each replica has a value of its own."""
+        found = self.home.arrays[self._slot]
+        if not self._layout.is_split:
+            return found
+        if self._view is None or self._view.array is not found:
+            mesh = self.strategy.replica_mesh
+            self._view = PerReplica.of(found, mesh, self._layout)
+        return self._view
+
+    @stored.setter
+    def stored(self, value: Any) -> None:
+        self._leave()
+        self.home, self._slot, self._layout = Home([value]), 0, type(self)._layout
+
+    def move_to(self, home: Home, slot: int, layout: Layout) -> None:
+        """Has the variable live where a program puts its array, so laid out."""
+        if self.home is not home:
+            self._leave()
+        self.home, self._slot = home, slot
+        self._layout = layout if layout.is_split else type(self)._layout
+
+    def _leave(self) -> None:
+        """Leaves nothing behind that would be kept alive."""
+        self.home.is_whole, self.home.arrays[self._slot] = False, None
+
+    def replace_array(self, array: jax.Array, layout: Layout) -> None:
+        """Puts `array` in the place of an equal one."""
+        if isinstance(self.home.arrays[self._slot], PerReplica):
+            self.move_to(Home([array]), 0, layout)
+        else:
+            self.home.arrays[self._slot] = array
+
+    def in_one_array(self) -> tuple[jax.Array, Layout]:
+        """What is stored as a program takes it, and how that lies on the mesh."""
+        found = self.home.arrays[self._slot]
+        if not isinstance(found, PerReplica):
+            return found, self._layout
+        mesh = self.strategy.replica_mesh
+        array, layout = join(found, mesh)
+        return array, layout if mesh.size > 1 else type(self)._layout
 
     # Reading -------------------------------------------------------------------------
 
@@ -168,9 +239,7 @@ class Variable(ArrayLike, metaclass=_VariableType):
         """Raises if a failed step has taken the value; assigning gives a new one."""
         if self.number not in lost:
             return
-        stored = self.stored
-        array = stored.piece.array if isinstance(stored, PerReplica) else stored
-        if not array.is_deleted():
+        if not self.in_one_array()[0].is_deleted():
             lost.discard(self.number)
             return
         raise RuntimeError(
@@ -192,8 +261,9 @@ class Variable(ArrayLike, metaclass=_VariableType):
 
     def concrete(self, is_local: bool) -> Any:
         """The array that is stored, outside any frame; `is_local` means one replica's."""
-        shared.add(self.number)
-        return self.stored
+        with launching:  # a step on another thread must not donate what is handed out
+            shared.add(self.number)
+            return self.stored
 
     value = read_value
 
@@ -233,7 +303,9 @@ class Variable(ArrayLike, metaclass=_VariableType):
                 "has one copy, which replicas cannot assign. Make it inside "
                 "`with strategy.scope():`, or assign it outside `run`."
             )
-        self._store(update(self.read_value, self.convert(value)))
+        value = self.convert(value)
+        with launching:  # nobody else may assign in between
+            self._store(update(self.read_value, value))
 
     def _store(self, value: jax.Array) -> None:
         frame = context.current().frame
@@ -280,6 +352,7 @@ class Variable(ArrayLike, metaclass=_VariableType):
     def become(self, other: Variable) -> None:
         """Turns into a variable of another kind or strategy, and stays the same object."""
         self.__class__ = type(other)  # pyright: ignore[reportAttributeAccessIssue]
+        self.home.is_whole = False
         vars(self).update({k: v for k, v in vars(other).items() if k != "number"})
         shared.add(self.number)
 
@@ -301,7 +374,9 @@ class OrdinaryVariable(Variable):
 
     __module__ = "mirrax"
 
-    def __init__(self, spec: VariableSpec, strategy: Any = None) -> None:
+    def __init__(
+        self, spec: VariableSpec, strategy: StrategyLike | None = None
+    ) -> None:
         array = spec.initial_array()
         if strategy is None and array.committed and len(array.devices()) == 1:
             array = uncommitted(array)  # it belongs to no device in particular

@@ -13,9 +13,9 @@ import numpy as np
 
 from mirrax._src.base.devices import device_name, resolve_devices
 from mirrax._src.base.jax_compat import backend_started
-from mirrax._src.base.mesh import ReplicaMesh
+from mirrax._src.base.mesh import Layout, ReplicaMesh
 from mirrax._src.base.reduce_op import ReduceOp
-from mirrax._src.base.values import PyTree, Stacked, copies_of, to_device
+from mirrax._src.base.values import PyTree, copies_of, to_device
 from mirrax._src.cluster.resolver_tf_config import TFConfigClusterResolver
 from mirrax._src.cluster.resolvers import ClusterResolver, SimpleClusterResolver
 from mirrax._src.cluster.runtime import (
@@ -159,10 +159,10 @@ class MultiWorkerMirroredStrategy(Strategy):
         mesh = self.replica_mesh
         assert mesh is not None and self._cluster is not None
         rows = [to_device(np.zeros(1, np.float32), d) for d in mesh.local_devices]
-        piece = Stacked(mesh.join(rows, mirrored=False), mesh, is_scalar=False)
+        joined = mesh.join(rows, mirrored=False), Layout.SPLIT
         try:
             with self._cluster.explaining():
-                jax.block_until_ready(launch(FirstProgram(), mesh, [piece]))
+                jax.block_until_ready(launch(FirstProgram(), mesh, [joined]))
         except jax.errors.JaxRuntimeError as error:
             if "Duplicate GPU" in str(error):
                 raise ValueError(
@@ -260,8 +260,8 @@ class MultiWorkerMirroredStrategy(Strategy):
         flat = np.zeros(size // 4, np.int32)
         flat.view(np.uint8)[: own.nbytes] = np.frombuffer(own.tobytes(), np.uint8)
         parts = [to_device(flat, device) for device in mesh.local_devices]
-        piece = Stacked(mesh.join(parts, mirrored=False), mesh, is_scalar=False)
-        whole = np.asarray(copies_of(launch(FirstProgram(), mesh, [piece])[0])[0])
+        joined = mesh.join(parts, mirrored=False), Layout.SPLIT
+        whole = np.asarray(copies_of(launch(FirstProgram(), mesh, [joined])[0])[0])
         return whole.view(np.uint8)[: own.nbytes].view(own.dtype).reshape(own.shape)
 
 

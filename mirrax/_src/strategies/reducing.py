@@ -11,24 +11,23 @@ import jax.numpy as jnp
 from jax import lax
 
 from mirrax._src.base.jax_compat import Tracer
-from mirrax._src.base.mesh import AXIS_NAME, ReplicaMesh
+from mirrax._src.base.mesh import AXIS_NAME, Layout, ReplicaMesh
+from mirrax._src.base.protocols import StrategyLike
 from mirrax._src.base.reduce_op import ReduceOp
 from mirrax._src.base.values import (
-    InProgram,
     Mirrored,
     PerReplica,
     ReplicaValues,
     UnevenError,
-    is_array,
+    first_copy,
     is_distributed,
-    is_number,
-    stack,
+    is_numeric,
+    join,
 )
 from mirrax._src.collectives.launch import launch
 from mirrax._src.collectives.programs import run_on_parts
 from mirrax._src.collectives.sparse import IndexedSlices
 from mirrax._src.engines.replica_context import check_gather_axis
-from mirrax._src.engines.spmd import first_copy
 from mirrax._src.state.distributed import DistributedVariable
 from mirrax._src.state.variable import Variable
 
@@ -61,8 +60,13 @@ class Combine:
         return [total / count.astype(total.dtype if is_float else jnp.float32)]
 
 
+def is_reducible(value: Any) -> bool:
+    """What is a leaf to a reduction."""
+    return isinstance(value, ReplicaValues | IndexedSlices | Variable)
+
+
 def reduce_leaf(
-    strategy: Any,
+    strategy: StrategyLike,
     op: ReduceOp,
     value: Any,
     axis: int | Sequence[int] | None,
@@ -89,7 +93,7 @@ def reduce_leaf(
     return _reduce_across(strategy, op, value)
 
 
-def _reduce_across(strategy: Any, op: ReduceOp, value: Any) -> Any:
+def _reduce_across(strategy: StrategyLike, op: ReduceOp, value: Any) -> Any:
     mesh = strategy.replica_mesh
     if mesh is None or mesh.size == 1:
         return value if isinstance(value, IndexedSlices) else value.values[0]
@@ -100,7 +104,7 @@ def _reduce_across(strategy: Any, op: ReduceOp, value: Any) -> Any:
 def _plain(value: Any) -> Any:
     if not isinstance(value, Mirrored):
         return value
-    return first_copy(value.piece) if value.piece is not None else value.values[0]
+    return first_copy(value.array) if value.array is not None else value.values[0]
 
 
 def one_of_each_worker(mesh: ReplicaMesh, value: jax.Array, axis: int) -> PerReplica:
@@ -111,7 +115,11 @@ def one_of_each_worker(mesh: ReplicaMesh, value: jax.Array, axis: int) -> PerRep
 
 
 def reduce_over_workers(
-    strategy: Any, op: ReduceOp, value: Any, axes: int | tuple[int, ...], path: str
+    strategy: StrategyLike,
+    op: ReduceOp,
+    value: Any,
+    axes: int | tuple[int, ...],
+    path: str,
 ) -> Any:
     """A plain value of each worker, which counts once for it."""
     mesh = strategy.replica_mesh
@@ -125,7 +133,7 @@ def reduce_over_workers(
     return first_copy(run_on_parts(Combine(op), mesh, [totals, counts])[0])
 
 
-def _reduce_plain(strategy: Any, op: ReduceOp, value: Any, path: str) -> Any:
+def _reduce_plain(strategy: StrategyLike, op: ReduceOp, value: Any, path: str) -> Any:
     mesh = strategy.replica_mesh
     if mesh is not None and mesh.is_shared:
         return reduce_over_workers(strategy, op, value, (), path)
@@ -133,13 +141,17 @@ def _reduce_plain(strategy: Any, op: ReduceOp, value: Any, path: str) -> Any:
         return value
     raise ValueError(
         f"`reduce` with SUM got value{path} = {value!r}, which is not distributed: whether "
-        "it is meant once or once per replica cannot be told. Pass what `run` returned, or "
+        "it is meant once or once per replica is ambiguous. Pass what `run` returned, or "
         "multiply by `strategy.num_replicas_in_sync` yourself."
     )
 
 
 def _reduce_along(
-    strategy: Any, op: ReduceOp, value: Any, axis: int | Sequence[int], path: str
+    strategy: StrategyLike,
+    op: ReduceOp,
+    value: Any,
+    axis: int | Sequence[int],
+    path: str,
 ) -> Any:
     axes = axis if isinstance(axis, int) else tuple(axis)
     mesh = strategy.replica_mesh
@@ -153,28 +165,24 @@ def _reduce_along(
     if not isinstance(value, ReplicaValues):
         if mesh.is_shared and not _traced(value):
             return reduce_over_workers(strategy, op, value, axes, path)
-        value = (
-            Mirrored.of(mesh.mirror(jnp.asarray(value)))
-            if not _traced(value)
-            else Mirrored.of(value)
-        )
-    if isinstance(value.piece, InProgram):
-        _check_axis(value.piece.array, axes, path)
-        return SumAlong(op, axes)([value.piece.array])[0]
-    if isinstance(value, Mirrored) and value.piece is not None:
-        _check_axis(value.piece, axes, path)
-        total = jnp.sum(first_copy(value.piece), axes)
+        array = value if _traced(value) else mesh.mirror(jnp.asarray(value))
+        value = Mirrored.of(array, mesh)
+    if value.layout is Layout.OWN:
+        _check_axis(value.array, axes, path)
+        return SumAlong(op, axes)([value.array])[0]
+    if value.layout is Layout.MIRRORED:
+        _check_axis(value.array, axes, path)
+        total = jnp.sum(first_copy(value.array), axes)
         return (
             total * mesh.size
             if op is ReduceOp.SUM
-            else total / _count(value.piece, axes)
+            else total / _count(value.array, axes)
         )
     try:
-        piece = stack(value, mesh)
-        _check_axis(
-            jax.ShapeDtypeStruct(piece.local_shape, piece.array.dtype), axes, path
-        )
-        return first_copy(launch(SumAlong(op, axes), mesh, [piece])[0])
+        array, layout = join(value, mesh)
+        shape = mesh.part_shape(layout, array.shape)
+        _check_axis(jax.ShapeDtypeStruct(shape, array.dtype), axes, path)
+        return first_copy(launch(SumAlong(op, axes), mesh, [(array, layout)])[0])
     except UnevenError:
         parts = [jnp.asarray(part) for part in value.values]
         for part in parts:
@@ -207,14 +215,12 @@ def _check_axis(array: Any, axes: int | tuple[int, ...], path: str) -> None:
 
 
 def _check_equal_shapes(
-    strategy: Any, value: ReplicaValues, path: str, axis: Any = None
+    strategy: StrategyLike, value: ReplicaValues, path: str, axis: Any = None
 ) -> None:
-    if value.piece is not None:
+    if value.array is not None:
         return
     parts = value.values
-    if not all(
-        is_array(part) or is_number(part) or isinstance(part, bool) for part in parts
-    ):
+    if not all(map(is_numeric, parts)):
         if any(isinstance(part, IndexedSlices) for part in parts):
             return
         raise TypeError(

@@ -9,25 +9,25 @@ import jax
 import jax.numpy as jnp
 
 from mirrax._src.base import context
-from mirrax._src.base.context import Context
 from mirrax._src.base.jax_compat import Device
+from mirrax._src.base.mesh import ReplicaMesh
+from mirrax._src.base.protocols import StrategyLike
 from mirrax._src.base.values import (
     Mirrored,
     PerReplica,
     PyTree,
-    is_array,
     is_leaf,
-    is_number,
+    is_numeric,
     regroup,
 )
 from mirrax._src.engines.eager import update_eagerly
-from mirrax._src.engines.staging import call_in_program, call_in_trace
+from mirrax._src.engines.trace import run_in_trace
 from mirrax._src.state.distributed import ComponentVariable, DistributedVariable
 from mirrax._src.state.variable import Variable
 
 
 def update_copies(
-    strategy: Any,
+    strategy: StrategyLike,
     variable: Variable | None,
     fn: Callable[..., PyTree],
     args: tuple[Any, ...],
@@ -44,7 +44,7 @@ def update_copies(
     mesh = strategy.replica_mesh
     if here.replica is not None and here.strategy is strategy and mesh is not None:
 
-        def merge(strategy: Any, *args: Any, **kwargs: Any) -> PyTree:
+        def merge(strategy: StrategyLike, *args: Any, **kwargs: Any) -> PyTree:
             return update_copies(
                 strategy, variable, fn, args, kwargs, group, what, devices
             )
@@ -79,35 +79,28 @@ def update_copies(
             "plain Python can it run on some."
         )
     with strategy.entered(what):
-        if here.frame is not None and here.frame.is_spmd:
-            merged = call_in_program(
-                strategy, call, args, kwargs, updating=0, replica=None
-            )
-        elif here.frame is not None:
-            merged = call_in_trace(
-                strategy,
-                call,
-                args,
-                kwargs,
-                lambda frame: Context(strategy, updating=0, frame=frame),
-            )
+        if here.frame is not None:
+            merged = run_in_trace(strategy, call, args, kwargs, is_update=True)
         else:
             copies = variable.values if is_ours else None
             results = update_eagerly(strategy, fn, args, kwargs, copies, devices or ())
-            merged = regroup(results, strategy.describe_replica, _merge)
+            merged = regroup(
+                results, strategy.describe_replica, lambda p: _merge(p, mesh)
+            )
         return merged if group else _ungroup(strategy, merged)
 
 
-def _merge(parts: Sequence[Any]) -> Any:
+def _merge(parts: Sequence[Any], mesh: ReplicaMesh | None) -> Any:
+    mesh = mesh if mesh is not None and len(mesh.local_ids) == len(parts) else None
     if all(isinstance(part, ComponentVariable) for part in parts):
         wholes = {id(part.whole) for part in parts}
-        return parts[0].whole if len(wholes) == 1 else PerReplica(parts)
-    if all(is_array(part) or is_number(part) for part in parts):
-        return Mirrored(map(jnp.asarray, parts))
-    return PerReplica(parts)
+        return parts[0].whole if len(wholes) == 1 else PerReplica(parts, mesh=mesh)
+    if all(map(is_numeric, parts)):
+        return Mirrored(map(jnp.asarray, parts), mesh=mesh)
+    return PerReplica(parts, mesh=mesh)
 
 
-def _ungroup(strategy: Any, merged: PyTree) -> PyTree:
+def _ungroup(strategy: StrategyLike, merged: PyTree) -> PyTree:
     return jax.tree.map(
         strategy.experimental_local_results,
         merged,

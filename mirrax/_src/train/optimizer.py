@@ -16,11 +16,11 @@ from jax import lax
 from mirrax._src.base import context
 from mirrax._src.base.errors import warn_user
 from mirrax._src.base.jax_compat import Tracer
+from mirrax._src.base.protocols import Mode, StrategyLike
 from mirrax._src.base.reduce_op import VariableAggregation, VariableSynchronization
-from mirrax._src.base.values import PyTree, is_leaf
+from mirrax._src.base.values import PyTree
 from mirrax._src.collectives.options import CommunicationOptions
 from mirrax._src.engines.function import function
-from mirrax._src.engines.replica_context import SpmdReplicaContext
 from mirrax._src.state.variable import Variable, VariableSpec
 from mirrax._src.strategies.default import get_strategy
 from mirrax._src.train.own_copies import OwnCopies
@@ -187,7 +187,7 @@ class Optimizer:
         if not isinstance(is_last, Tracer):
             return update() if is_last else wait()
         here = context.current()
-        if context.in_program(here) and here.frame.is_uneven:
+        if context.in_program(here) and here.frame.mode is Mode.UNEVEN:
             # Such a step is cut where replicas communicate, which it cannot be in a branch.
             return jax.tree.map(lambda x, y: jnp.where(is_last, x, y), update(), wait())
         return lax.cond(is_last, update, wait)
@@ -306,13 +306,13 @@ class Optimizer:
             self.iterations.become(fresh)
         self._variables = named
 
-    def _make_iterations(self, strategy: Any, value: Any) -> Variable:
+    def _make_iterations(self, strategy: StrategyLike, value: Any) -> Variable:
         name = f"{self.name}/iterations"
         spec = VariableSpec(value, trainable=False, name=name, dtype=jnp.int32)
         return strategy.extended.create_variable(spec)
 
     def _make_slot(
-        self, strategy: Any, names: Mapping[str, str], path: Any, value: Any
+        self, strategy: StrategyLike, names: Mapping[str, str], path: Any, value: Any
     ) -> Variable:
         key = _key(path)
         is_own = self._steps > 1 and key.startswith("accumulated/")
@@ -427,7 +427,7 @@ class Optimizer:
         known = {f"{v.name} ({v.number})": v for v in variables}
         own = {k: as_dense(g, v) for (k, v), g in zip(known.items(), gradients)}
 
-        def merge(strategy: Any, *given: Any) -> Variable:
+        def merge(strategy: StrategyLike, *given: Any) -> Variable:
             together, extra = here.replica.rejoined(given)
             ordered = [together[key] for key in known]
             self._apply_together(strategy, ordered, variables, aggregate, extra)
@@ -437,7 +437,7 @@ class Optimizer:
 
     def _apply_together(
         self,
-        strategy: Any,
+        strategy: StrategyLike,
         gradients: list[Any],
         variables: list[Variable],
         aggregate: bool,
@@ -449,17 +449,10 @@ class Optimizer:
         if aggregate and 0 < len(plain) < len(given):
             raise ValueError(
                 f"Some gradients are distributed and those of {show_names(plain)} are plain "
-                "arrays: whether to sum them cannot be told. Sum all of them first and pass "
+                "arrays: whether to sum them is ambiguous. Sum all of them first and pass "
                 "`aggregate=False`."
             )
-        args = (given, aggregate and not plain, extra_args)
-        if not context.in_program(context.current()):
-            strategy.run(self._compiled, args=args)
-            return
-        # In a `merge_fn`, while one program is traced for all replicas.
-        replica = SpmdReplicaContext(strategy)
-        with context.changed(replica=replica):
-            self._compiled(*jax.tree.map(replica.own_part, args, is_leaf=is_leaf))
+        strategy.run(self._compiled, (given, aggregate and not plain, extra_args))
 
     def _prepare(
         self, gradients: list[Any], variables: list[Variable]

@@ -175,7 +175,7 @@ def _show(value: Any) -> str:
     elif callable(value):
         return _show(value())
     if isinstance(value, Mirrored):
-        value = value.piece if value.piece is not None else value.values[0]
+        value = value.array if value.array is not None else value.values[0]
     if isinstance(value, jax.Array) and value.is_deleted():
         return "?"  # a later step has reused its memory
     number = np.asarray(value)

@@ -346,7 +346,7 @@ def _check_array(shape: tuple[int, ...], dtype: Any, entry: Any) -> str | None:
 def _whole(name: str, leaf: Any) -> Any:
     """An array that is given to a checkpoint, as one array."""
     if isinstance(leaf, Mirrored):
-        leaf = leaf.piece if leaf.piece is not None else leaf.values[0]
+        leaf = leaf.array if leaf.array is not None else leaf.values[0]
     if not isinstance(leaf, jax.Array):
         return np.array(leaf)
     if leaf.is_deleted():
@@ -411,9 +411,9 @@ def _placed_like(leaf: Any, array: Any) -> Any:
         if array.ndim > jnp.ndim(leaf.values[0]):  # it has become different on each
             parts = zip(_parts_of(array, leaf), leaf.values)
             return PerReplica([to_device(part, v.device) for part, v in parts])
-        if leaf.piece is None:
+        if leaf.array is None:
             return Mirrored([to_device(array, v.device) for v in leaf.values])
-        return Mirrored.of(put_global(array, leaf.piece.sharding))
+        return Mirrored.of(put_global(array, leaf.array.sharding), leaf.mesh)
     if leaf.committed or len(leaf.devices()) > 1:
         return put_global(array, leaf.sharding)
     return to_device(array, leaf.device)

@@ -10,33 +10,20 @@ from typing import Any
 import jax
 import numpy as np
 
-from mirrax._src.base.jax_compat import ConcreteArray, Tracer
-from mirrax._src.base.mesh import ReplicaMesh
+from mirrax._src.base.jax_compat import Tracer
+from mirrax._src.base.mesh import Layout, ReplicaMesh
 from mirrax._src.base.values import (
     Mirrored,
     PerReplica,
     PyTree,
-    Stacked,
+    ReplicaValues,
+    abstract,
     check_alive,
     is_array,
     is_leaf,
     is_number,
-    stack,
+    join,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Split:
-    """A leaf with a part for each replica."""
-
-    is_scalar: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Same:
-    """An array or number that all replicas get; `wrapped` if it came as a `Mirrored`."""
-
-    wrapped: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,11 +83,8 @@ class Static:
         return id(self.value)
 
 
-SAME = Same(wrapped=False)
-SAME_WRAPPED = Same(wrapped=True)
-SPLIT = Split(is_scalar=False)
-SPLIT_SCALAR = Split(is_scalar=True)
-Kind = Split | Same | Static
+# What a leaf of arguments or results is: an array that lies so, or no array.
+Kind = Layout | Static
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,9 +98,9 @@ class Signature:
         """The leaves that are not static."""
         return [x for x, k in zip(leaves, self.kinds) if not isinstance(k, Static)]
 
-    def array_kinds(self) -> list[Kind]:
-        """The kinds of the leaves that are not static."""
-        return [kind for kind in self.kinds if not isinstance(kind, Static)]
+    def layouts(self) -> list[Layout]:
+        """How the leaves lie that are not static."""
+        return [kind for kind in self.kinds if isinstance(kind, Layout)]
 
     def rebuild(self, arrays: Iterable[Any]) -> PyTree:
         """The arguments, with `arrays` in the places of those that are not static."""
@@ -124,8 +108,17 @@ class Signature:
         leaves = [k.value if isinstance(k, Static) else next(it) for k in self.kinds]
         return jax.tree.unflatten(self.tree, leaves)
 
+    def avals_of_part(
+        self, arrays: Iterable[Any], mesh: ReplicaMesh
+    ) -> list[jax.ShapeDtypeStruct]:
+        """One replica's part of each of `arrays`, without its values."""
+        return [
+            abstract(array, mesh.part_shape(layout, jax.typeof(array).shape))
+            for layout, array in zip(self.layouts(), arrays)
+        ]
+
     def paths(self) -> list[str]:
-        """Where each leaf that is not static stands in the arguments, for messages."""
+        """Where each leaf stands in the arguments, for messages."""
         marks = jax.tree.unflatten(self.tree, range(len(self.kinds)))
         flat = jax.tree_util.tree_flatten_with_path(marks)[0]
         return [argument_path(path) for path, _ in flat]
@@ -139,13 +132,33 @@ def argument_path(path: tuple[Any, ...]) -> str:
     return f"argument {rest[0].key!r}" + jax.tree_util.keystr(rest[1:])
 
 
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call's arguments, ready for a program.
+
+    Attributes:
+        signature: What the program has to be built for.
+        leaves: All leaves as they were given.
+        arrays: Those that are not static, placed for programs on the call's mesh.
+    """
+
+    signature: Signature
+    leaves: list[Any]
+    arrays: list[Any]
+
+    @property
+    def given(self) -> list[Any]:
+        """The leaves that are not static, as they were given."""
+        return self.signature.arrays_of(self.leaves)
+
+
 def sort_arguments(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     mesh: ReplicaMesh | None,
     tell_mirrored: bool = False,
-) -> tuple[Signature, list[Any], list[Any]]:
-    """The signature of a call, its arrays placed for programs on `mesh`, and as given.
+) -> Call:
+    """The arguments of a call, for programs on `mesh`.
 
     A replica gets the same from a `Mirrored` as from an array; `tell_mirrored` is for
     cross-replica code, which does not.
@@ -153,48 +166,34 @@ def sort_arguments(
     Raises:
         UnevenError: If a per-replica argument does not fit in one array.
     """
-    is_argument = is_leaf if mesh is not None else _is_leaf_without_mesh
+    is_argument = is_leaf if mesh is not None else is_whole_leaf
     leaves, tree = jax.tree.flatten((args, kwargs), is_leaf=is_argument)
     kinds: list[Kind] = []
     arrays: list[Any] = []
-    wrapped = SAME_WRAPPED if tell_mirrored else SAME
-    mirrored = None if mesh is None else mesh.mirrored
+    wrapped = Layout.MIRRORED if tell_mirrored else Layout.PLAIN
     for leaf in leaves:
-        if type(leaf) is Mirrored and leaf.piece is not None:
-            kinds.append(wrapped)
-            array = leaf.piece
-        elif type(leaf) is ConcreteArray or isinstance(leaf, jax.Array):
-            kinds.append(SAME)
-            array = leaf
-        else:
-            array = None
-        if array is not None:
-            # The state of a step lies there already: the shortest way for it.
-            is_here = type(array) is ConcreteArray and array.sharding is mirrored
-            arrays.append(array if is_here else placed(array, mesh))
-        elif isinstance(leaf, PerReplica) and is_one_number(leaf, mesh):
-            kinds.append(SAME)
-            arrays.append(leaf.values[0])
-        elif isinstance(leaf, PerReplica):
-            piece = _piece(leaf, mesh)
-            kinds.append(SPLIT_SCALAR if piece.is_scalar else SPLIT)
-            arrays.append(piece.array)
-        elif isinstance(leaf, Mirrored):
-            kinds.append(wrapped)
-            arrays.append(placed(leaf.values[0], mesh))
-        elif is_number(leaf) or is_array(leaf):
-            if isinstance(leaf, np.ndarray) and leaf.dtype == object:
-                kinds.append(Static(leaf))
-                continue
-            kinds.append(SAME)
-            arrays.append(leaf)
-        else:
-            kinds.append(Static(leaf))
-    for array in arrays:
-        if type(array) is ConcreteArray and array.is_deleted():
+        kind, array = _sort(leaf, mesh, wrapped)
+        kinds.append(kind)
+        if isinstance(kind, Layout):
             check_alive(array)
-    signature = Signature(tree, tuple(kinds))
-    return signature, arrays, signature.arrays_of(leaves)
+            arrays.append(array)
+    return Call(Signature(tree, tuple(kinds)), leaves, arrays)
+
+
+def _sort(leaf: Any, mesh: ReplicaMesh | None, wrapped: Layout) -> tuple[Kind, Any]:
+    if isinstance(leaf, Mirrored):
+        array = leaf.array if leaf.array is not None else leaf.values[0]
+        return wrapped, placed(array, mesh)
+    if isinstance(leaf, PerReplica):
+        if is_one_number(leaf, mesh):
+            return Layout.PLAIN, leaf.values[0]
+        array, layout = join(leaf, mesh) if mesh else (leaf.array, leaf.layout)
+        assert layout is not None
+        return layout, array
+    is_object = isinstance(leaf, np.ndarray) and leaf.dtype == object
+    if is_array(leaf) and not is_object:
+        return Layout.PLAIN, placed(leaf, mesh)
+    return (Layout.PLAIN, leaf) if is_number(leaf) else (Static(leaf), None)
 
 
 def mesh_of_arguments(
@@ -202,24 +201,31 @@ def mesh_of_arguments(
 ) -> ReplicaMesh | None:
     """The mesh that distributed arguments bring along, if any does."""
     for leaf in jax.tree.leaves((args, kwargs), is_leaf=is_leaf):
-        if isinstance(leaf, PerReplica) and isinstance(leaf.piece, Stacked):
-            return leaf.piece.mesh
+        if isinstance(leaf, ReplicaValues) and leaf.mesh is not None:
+            return leaf.mesh
     return None
 
 
 def is_one_number(value: PerReplica, mesh: ReplicaMesh | None) -> bool:
     """Whether all parts are the same Python number, which need not travel as an array."""
-    is_known = value.piece is None and not (mesh is not None and mesh.is_shared)
+    is_known = value.array is None and not (mesh is not None and mesh.is_shared)
     parts = value.values if is_known else ()
     return (
         bool(parts) and is_number(parts[0]) and all(part is parts[0] for part in parts)
     )
 
 
-def _is_leaf_without_mesh(value: Any) -> bool:
-    # Parts that have not been joined travel one by one, until a `run` says where.
-    is_apart = isinstance(value, PerReplica) and not isinstance(value.piece, Stacked)
-    return is_leaf(value) and not is_apart
+def is_whole_leaf(value: Any) -> bool:
+    """What is a leaf where no mesh is known on which parts could be joined.
+
+    Parts that are apart travel one by one, until a `run` says where.
+    """
+    return is_leaf(value) and not is_apart(value)
+
+
+def is_apart(value: Any) -> bool:
+    """Whether `value` is a per-replica value whose parts are not in one array."""
+    return isinstance(value, PerReplica) and value.array is None
 
 
 def placed(array: Any, mesh: ReplicaMesh | None) -> Any:
@@ -227,10 +233,3 @@ def placed(array: Any, mesh: ReplicaMesh | None) -> Any:
     if mesh is None or not isinstance(array, jax.Array) or isinstance(array, Tracer):
         return array
     return mesh.mirror(array) if array.committed else array
-
-
-def _piece(value: PerReplica, mesh: ReplicaMesh | None) -> Stacked:
-    if mesh is None:
-        assert isinstance(value.piece, Stacked)
-        return value.piece
-    return stack(value, mesh)

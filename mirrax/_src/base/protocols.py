@@ -1,0 +1,161 @@
+"""What lower layers may ask of the higher ones: a strategy, a replica, a frame, a cluster."""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    import jax
+
+    from mirrax._src.base.mesh import ReplicaMesh
+
+
+class ClusterLike(Protocol):
+    """The workers, as code that runs on all of them knows them."""
+
+    names: Sequence[str]
+
+    def agree(self, name: str, value: Any) -> list[Any]:
+        """Every worker's `value`, in the order of workers."""
+        ...
+
+    def compare(self, label: str) -> None:
+        """Raises if another worker runs something else in this place."""
+        ...
+
+    def check(self) -> None:
+        """Raises if a worker is lost."""
+        ...
+
+    def explaining(self) -> contextlib.AbstractContextManager[Any]:
+        """Says which worker is lost, where code inside fails because of that."""
+        ...
+
+
+class ExtendedLike(Protocol):
+    """`strategy.extended`, as variables and replicas use it."""
+
+    def create_variable(self, spec: Any) -> Any: ...
+
+    def reduce_to(
+        self, reduce_op: Any, value: Any, destinations: Any, options: Any = None
+    ) -> Any: ...
+
+    def batch_reduce_to(
+        self, reduce_op: Any, value_destination_pairs: Any, options: Any = None
+    ) -> list[Any]: ...
+
+    def broadcast_to(self, tensor: Any, destinations: Any) -> Any: ...
+
+    def update(
+        self,
+        var: Any,
+        fn: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: dict[str, Any] | None = None,
+        group: bool = True,
+    ) -> Any: ...
+
+
+class StrategyLike(Protocol):
+    """A strategy, as variables, collectives and engines know it.
+
+    The default strategy's `replica_mesh` is None. It runs no replicas on devices, so only
+    code that may be called outside any scope meets it.
+    """
+
+    @property
+    def replica_mesh(self) -> ReplicaMesh: ...
+
+    @property
+    def extended(self) -> ExtendedLike: ...
+
+    @property
+    def num_replicas_in_sync(self) -> int: ...
+
+    def describe_replica(self, local_index: int) -> str: ...
+
+    def place_of(self, local_index: int) -> tuple[int, Any]: ...
+
+    def run(
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any: ...
+
+    def reduce(self, reduce_op: Any, value: Any, axis: Any) -> Any: ...
+
+    def gather_everywhere(self, value: Any, axis: int) -> jax.Array: ...
+
+    def experimental_local_results(self, value: Any) -> tuple[Any, ...]: ...
+
+    def first_part(self, value: Any) -> Any: ...
+
+    def initial_on_all_workers(self, array: jax.Array) -> jax.Array: ...
+
+    def entered(self, what: str) -> contextlib.AbstractContextManager[Any]: ...
+
+    def taking_steps(self, count: int) -> contextlib.AbstractContextManager[None]: ...
+
+
+class ReplicaLike(Protocol):
+    """A replica context, as variables use it."""
+
+    local_index: int
+
+    def all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any: ...
+
+    def all_gather(self, value: Any, axis: int, options: Any = None) -> Any: ...
+
+    def merge_call(
+        self, merge_fn: Callable[..., Any], args: Any = (), kwargs: Any = None
+    ) -> Any: ...
+
+    def merge(
+        self, what: str, merge_fn: Callable[..., Any], args: Any, kwargs: Any = None
+    ) -> Any: ...
+
+
+class Mode(enum.Enum):
+    """What the code that a frame belongs to is."""
+
+    CALL = "cross-replica code, traced"
+    REPLICAS = "one program for all replicas, traced"
+    UNEVEN = "one replica's program, where the others' arrays have other shapes"
+    PART = "a compiled part of one eager replica, traced"
+    EAGER = "plain Python under `jax.grad`"
+
+    @property
+    def is_local(self) -> bool:
+        """Whether variables are one replica's own arrays, not all copies."""
+        return self is not Mode.CALL
+
+    @property
+    def is_program(self) -> bool:
+        """Whether the code runs as a program for every replica."""
+        return self in (Mode.REPLICAS, Mode.UNEVEN)
+
+    @property
+    def is_traced(self) -> bool:
+        """Whether a program comes out; else code runs operation by operation."""
+        return self is not Mode.EAGER
+
+
+class FrameLike(Protocol):
+    """Where variables are read and written while a function is traced."""
+
+    mode: Mode
+    meshes: list[Any]
+    created: list[Any]
+
+    def read(self, variable: Any) -> Any: ...
+
+    def look_up(self, variable: Any, counts: bool = False) -> Any: ...
+
+    def write(self, variable: Any, value: Any) -> None: ...
+
+    def add_created(self, variable: Any) -> None: ...

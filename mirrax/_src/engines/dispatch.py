@@ -1,0 +1,74 @@
+"""Which engine runs a replica function: plain Python, a compiled program, or a trace's part."""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from mirrax._src.base import context
+from mirrax._src.base.errors import warn_user
+from mirrax._src.base.jax_compat import in_trace
+from mirrax._src.base.protocols import StrategyLike
+from mirrax._src.base.values import PyTree
+from mirrax._src.engines.eager import run_eagerly
+from mirrax._src.engines.function import Function, functions_run_eagerly
+from mirrax._src.engines.trace import run_in_trace
+
+_HINT_AFTER = 500
+_eager_runs: Counter[Any] = Counter()
+
+
+def run_replicas(
+    strategy: StrategyLike,
+    fn: Callable[..., PyTree],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> PyTree:
+    """`strategy.run(fn, args, kwargs)`, by the engine that the place and `fn` call for."""
+    here = context.current()
+    if here.frame is not None or in_trace():
+        return run_in_trace(strategy, fn, args, kwargs)
+    if type(fn) is Function:
+        return fn.run_on(strategy, args, kwargs)
+    found = as_function(fn, args, kwargs)
+    if found is None and here.compile_runs:
+        compiled, first = here.compile_runs.inner.compiled(fn)
+        found = compiled, (*first, *args), kwargs
+    if found is None:
+        _note_eager_run(fn)
+        return run_eagerly(strategy, fn, args, kwargs)
+    compiled, args, kwargs = found
+    return compiled.run_on(strategy, args, kwargs)
+
+
+def as_function(
+    fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Function, tuple[Any, ...], dict[str, Any]] | None:
+    """The `Function` in `fn`, with the arguments bound to it before the others.
+
+    `fn` may be one itself, a method of one, or a `functools.partial` of these.
+    """
+    if isinstance(fn, Function):
+        return fn, args, kwargs
+    if isinstance(fn, types.MethodType):
+        return as_function(fn.__func__, (fn.__self__, *args), kwargs)
+    if isinstance(fn, functools.partial):
+        return as_function(fn.func, (*fn.args, *args), {**fn.keywords, **kwargs})
+    return None
+
+
+def _note_eager_run(fn: Any) -> None:
+    """Says once, of a function that runs as plain Python very often, how to compile it."""
+    code = getattr(fn, "__code__", None)
+    if code is None or functions_run_eagerly():
+        return
+    _eager_runs[code] += 1
+    if _eager_runs[code] == _HINT_AFTER:
+        warn_user(
+            f"{code.co_name!r} has run {_HINT_AFTER} times as plain Python, operation by "
+            f"operation on every replica. `mx.function({code.co_name})` compiles it to one "
+            "program, which is many times as fast."
+        )
