@@ -41,16 +41,11 @@ from mirrax._src.engines.replica_context import check_gather_axis
 from mirrax._src.engines.spmd import first_copy, in_program
 from mirrax._src.input.dataset import Dataset
 from mirrax._src.input.distributed import DistributedDataset
-from mirrax._src.input.options import InputContext, InputOptions, InputReplicationMode
+from mirrax._src.input.options import InputContext, InputOptions
 from mirrax._src.input.splitting import Share
 from mirrax._src.state.distributed import DistributedVariable
 from mirrax._src.state.variable import Variable
-from mirrax._src.strategies.feeding import (
-    InputIterator,
-    distribute_dataset,
-    distribute_from_function,
-    input_fn_iterator,
-)
+from mirrax._src.strategies.feeding import distribute_dataset, distribute_from_function
 from mirrax._src.strategies.reducing import one_of_each_worker, reduce_leaf
 from mirrax._src.strategies.stepping import Stepper, check_not_traced
 
@@ -280,17 +275,6 @@ class Strategy:
         warn_renamed("experimental_run_v2", "run")
         return self.run(fn, args, kwargs)
 
-    def experimental_run(
-        self, fn: Callable[..., PyTree], input_iterator: Any = None
-    ) -> PyTree:
-        """Runs `fn` on the next element of `input_iterator`; from TensorFlow 1.
-
-        Write `strategy.run(fn, args=(next(iterator),))`.
-        """
-        warn_renamed("experimental_run", "run")
-        args = () if input_iterator is None else (input_iterator.get_next(),)
-        return self.run(fn, args)
-
     # Stopping ------------------------------------------------------------------------
 
     def request_stop(self, reason: str = "requested") -> None:
@@ -459,33 +443,6 @@ class Strategy:
         """
         self.check_not_in_replica("experimental_make_numpy_dataset")
         return self.extended.experimental_make_numpy_dataset(numpy_input)
-
-    def make_dataset_iterator(self, dataset: Any) -> InputIterator:
-        """TensorFlow 1's iterator over a dataset of global batches: `initialize`, `get_next`.
-
-        Write `iter(strategy.experimental_distribute_dataset(dataset))`.
-        """
-        warn_renamed("make_dataset_iterator", "experimental_distribute_dataset")
-        distributed = self.experimental_distribute_dataset(dataset)
-        return InputIterator(distributed)
-
-    def make_input_fn_iterator(
-        self,
-        input_fn: Callable[[InputContext], Any],
-        replication_mode: InputReplicationMode = InputReplicationMode.PER_WORKER,
-    ) -> InputIterator:
-        """TensorFlow 1's iterator over the dataset that `input_fn` makes.
-
-        Write `iter(strategy.distribute_datasets_from_function(input_fn))`.
-        """
-        warn_renamed("make_input_fn_iterator", "distribute_datasets_from_function")
-        if replication_mode is not InputReplicationMode.PER_WORKER:
-            raise ValueError(
-                "`make_input_fn_iterator` supports `InputReplicationMode.PER_WORKER` only, got "
-                f"{replication_mode!r}."
-            )
-        self.check_not_in_replica("make_input_fn_iterator")
-        return input_fn_iterator(input_fn, self.input_share, self.replica_mesh)
 
     def check_not_in_replica(self, what: str) -> None:
         """Raises in a replica function, where data cannot be distributed."""
