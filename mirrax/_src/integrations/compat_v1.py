@@ -29,6 +29,7 @@ from mirrax._src.strategies import (
     strategy,
 )
 from mirrax._src.strategies.feeding import distribute_from_function
+from mirrax._src.strategies.scope import check_not_in_replica
 
 _Config = TypeVar("_Config")
 
@@ -143,7 +144,7 @@ class Strategy(strategy.Strategy):
             numpy_input: Arrays of the same length, in any structure; a list is stacked.
             session: There are no sessions; only None.
         """
-        self.check_not_in_replica("experimental_make_numpy_dataset")
+        check_not_in_replica("experimental_make_numpy_dataset")
         return self.extended.experimental_make_numpy_dataset(numpy_input, session)
 
     @renamed("experimental_distribute_dataset")
@@ -169,7 +170,7 @@ class Strategy(strategy.Strategy):
                 "`make_input_fn_iterator` supports `InputReplicationMode.PER_WORKER` only, got "
                 f"{replication_mode!r}."
             )
-        self.check_not_in_replica("make_input_fn_iterator")
+        check_not_in_replica("make_input_fn_iterator")
 
         def dataset_fn(context: InputContext) -> Any:
             made = input_fn(context)

@@ -33,7 +33,8 @@ from mirrax._src.integrations.loops import run_loop
 from mirrax._src.state.distributed import DistributedVariable
 from mirrax._src.state.on_read import SyncOnReadVariable
 from mirrax._src.state.variable import Variable
-from mirrax._src.strategies.strategy import Scope, Strategy
+from mirrax._src.strategies.scope import Scope
+from mirrax._src.strategies.strategy import Strategy
 
 _ONLY_FIRST = VariableAggregation.ONLY_FIRST_TOWER
 

@@ -28,6 +28,6 @@ from mirrax._src.strategies.default import has_strategy as has_strategy
 from mirrax._src.strategies.default import (
     in_cross_replica_context as in_cross_replica_context,
 )
-from mirrax._src.strategies.strategy import RunOptions as RunOptions
+from mirrax._src.strategies.arguments import RunOptions as RunOptions
 from mirrax.compat.v1.distribute import experimental as experimental
 from mirrax.distribute import cluster_resolver as cluster_resolver
