@@ -36,7 +36,7 @@ from mirrax._src.strategies.multi_worker import (
     MultiWorkerMirroredStrategy as MultiWorkerMirroredStrategy,
 )
 from mirrax._src.strategies.one_device import OneDeviceStrategy as OneDeviceStrategy
-from mirrax._src.strategies.strategy import RunOptions as RunOptions
+from mirrax._src.strategies.arguments import RunOptions as RunOptions
 from mirrax._src.strategies.strategy import Strategy as Strategy
 from mirrax.distribute import cluster_resolver as cluster_resolver
 from mirrax.distribute import experimental as experimental

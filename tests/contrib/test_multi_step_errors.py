@@ -166,7 +166,7 @@ def test_where_it_can_be_called() -> None:
 def test_a_context_of_nothing_has_nothing_to_run() -> None:
     context = MultiStepContext()
     assert context.last_step_outputs == context.non_tensor_outputs == {}
-    with pytest.raises(RuntimeError, match="`run_op` is there when the loop"):
+    with pytest.raises(RuntimeError, match="`run_op` is available only after the loop"):
         context.run_op()
 
 

@@ -41,6 +41,36 @@ def test_it_is_a_strategy_of_both_generations(strategy):
     assert isinstance(strategy.extended, v1.StrategyExtended)
 
 
+def test_the_main_strategies_have_no_names_of_tensorflow_1():
+    main = mx.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    for name in ("experimental_run", "make_dataset_iterator", "make_input_fn_iterator"):
+        assert hasattr(v1.Strategy, name)
+        with pytest.raises(AttributeError, match=name):
+            getattr(main, name)
+    with pytest.raises(AttributeError, match="experimental_run_steps_on_iterator"):
+        _ = main.extended.experimental_run_steps_on_iterator
+
+
+@pytest.mark.parametrize(
+    ("of_v1", "main", "args"),
+    [
+        (v1.MirroredStrategy, mx.distribute.MirroredStrategy, [["CPU:0"]]),
+        (v1.OneDeviceStrategy, mx.distribute.OneDeviceStrategy, ["CPU:0"]),
+        (
+            v1.experimental.MultiWorkerMirroredStrategy,
+            mx.distribute.experimental.MultiWorkerMirroredStrategy,
+            [],
+        ),
+    ],
+)
+def test_the_loop_comes_on_top_of_what_extended_has(of_v1, main, args):
+    strategy, plain = of_v1(*args), main(*args)
+    assert isinstance(strategy.extended, v1.StrategyExtended)
+    assert isinstance(strategy.extended, type(plain.extended))
+    assert not isinstance(plain.extended, v1.StrategyExtended)
+    assert strategy.extended is strategy.extended
+
+
 def test_cross_device_ops_can_be_chosen():
     ops = v1.HierarchicalCopyAllReduce()
     strategy = v1.MirroredStrategy(["CPU:0", "CPU:1"], cross_device_ops=ops)

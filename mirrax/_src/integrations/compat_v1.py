@@ -1,7 +1,8 @@
 """`mx.compat.v1`: the strategies as TensorFlow 2.4 kept them for programs of TensorFlow 1.
 
 Nearly all of it is the main strategies' own; what stands here are the other defaults, and
-names that the main ones do not have.
+names that the main ones do not have: iterators with `initialize`, `experimental_run`, the
+loop over steps.
 """
 
 from __future__ import annotations
@@ -9,15 +10,26 @@ from __future__ import annotations
 import contextlib
 import copy
 import types
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from mirrax._src.base.errors import renamed
 from mirrax._src.base.reduce_op import ReduceOp
 from mirrax._src.base.values import PyTree
 from mirrax._src.input.dataset import Dataset
+from mirrax._src.input.distributed import DistributedIterator
+from mirrax._src.input.options import InputContext, InputReplicationMode
+from mirrax._src.integrations.loops import MultiStepContext, run_loop
 from mirrax._src.state.variable import Variable
-from mirrax._src.strategies import mirrored, multi_worker, one_device, strategy
+from mirrax._src.strategies import (
+    extended,
+    mirrored,
+    multi_worker,
+    one_device,
+    strategy,
+)
+from mirrax._src.strategies.feeding import distribute_from_function
+from mirrax._src.strategies.scope import check_not_in_replica
 
 _Config = TypeVar("_Config")
 
@@ -39,10 +51,80 @@ class ConfigProto(types.SimpleNamespace):
         super().__init__(**{**defaults, **settings})
 
 
+class InputIterator(DistributedIterator):
+    """The iterator of TensorFlow 1: `initialize`, then `get_next` until the data ends."""
+
+    __module__ = "mirrax.compat.v1.distribute"
+
+    def initialize(self) -> None:
+        """Goes (back) to the start of the data."""
+        self.restart()
+
+    @property
+    def initializer(self) -> None:
+        """Goes (back) to the start of the data, for programs that ran it in a session."""
+        self.restart()
+
+    def get_next(self, name: str | None = None) -> Any:
+        """The next element.
+
+        Args:
+            name: Named an operation of a graph; nothing is called so here.
+
+        Raises:
+            mx.errors.OutOfRangeError: Past the end of the data.
+        """
+        return super().get_next()
+
+
+class StrategyExtended(extended.StrategyExtended):
+    """`mx.distribute.StrategyExtended` with the loop of TensorFlow 1."""
+
+    __module__ = "mirrax.compat.v1.distribute"
+
+    @renamed("run_steps")
+    def experimental_run_steps_on_iterator(
+        self,
+        fn: Callable[..., Any],
+        iterator: Iterator[Any],
+        iterations: int = 1,
+        initial_loop_values: dict[str, Any] | None = None,
+    ) -> MultiStepContext:
+        """Runs `fn(context, element)` on the next elements, as one compiled loop.
+
+        `fn` is called in cross-replica context and names what the loop gives back by
+        `context.set_last_step_output`. `strategy.run_steps` is the simpler form.
+
+        Args:
+            fn: The step.
+            iterator: Gives the elements.
+            iterations: How many steps.
+            initial_loop_values: What the outputs are if `iterations` is 0.
+        """
+        values, kind = initial_loop_values, MultiStepContext
+        return run_loop(self._strategy, fn, iterator, iterations, values, kind)
+
+
 class Strategy(strategy.Strategy):
     """A strategy with the methods of TensorFlow 1."""
 
     __module__ = "mirrax.compat.v1.distribute"
+
+    @property
+    def extended(self) -> StrategyExtended:
+        """`StrategyExtended` with additional methods."""
+        return _with_loop(self._extended)
+
+    @renamed("run")
+    def experimental_run(
+        self, fn: Callable[..., PyTree], input_iterator: Any = None
+    ) -> PyTree:
+        """Runs `fn` on the next element of `input_iterator`.
+
+        Write `strategy.run(fn, args=(next(iterator),))`.
+        """
+        args = () if input_iterator is None else (input_iterator.get_next(),)
+        return self.run(fn, args)
 
     def reduce(
         self,
@@ -62,8 +144,51 @@ class Strategy(strategy.Strategy):
             numpy_input: Arrays of the same length, in any structure; a list is stacked.
             session: There are no sessions; only None.
         """
-        self.check_not_in_replica("experimental_make_numpy_dataset")
+        check_not_in_replica("experimental_make_numpy_dataset")
         return self.extended.experimental_make_numpy_dataset(numpy_input, session)
+
+    @renamed("experimental_distribute_dataset")
+    def make_dataset_iterator(self, dataset: Any) -> InputIterator:
+        """An iterator over a dataset of global batches: `initialize`, `get_next`.
+
+        Write `iter(strategy.experimental_distribute_dataset(dataset))`.
+        """
+        return InputIterator(self.experimental_distribute_dataset(dataset))
+
+    @renamed("distribute_datasets_from_function")
+    def make_input_fn_iterator(
+        self,
+        input_fn: Callable[[InputContext], Any],
+        replication_mode: InputReplicationMode = InputReplicationMode.PER_WORKER,
+    ) -> InputIterator:
+        """An iterator over the dataset that `input_fn` makes; full steps only.
+
+        Write `iter(strategy.distribute_datasets_from_function(input_fn))`.
+        """
+        if replication_mode is not InputReplicationMode.PER_WORKER:
+            raise ValueError(
+                "`make_input_fn_iterator` supports `InputReplicationMode.PER_WORKER` only, got "
+                f"{replication_mode!r}."
+            )
+        check_not_in_replica("make_input_fn_iterator")
+
+        def dataset_fn(context: InputContext) -> Any:
+            made = input_fn(context)
+            is_generator = callable(made) and not isinstance(made, Dataset)
+            not_data = str | bytes | int | float | None
+            if is_generator or isinstance(made, not_data):
+                raise ValueError(f"`input_fn` must return a dataset, got {made!r}.")
+            return made
+
+        return InputIterator(
+            distribute_from_function(
+                dataset_fn,
+                self.input_share,
+                self.replica_mesh,
+                options=None,
+                drop_incomplete=True,
+            )
+        )
 
     @renamed("")
     def update_config_proto(self, config_proto: _Config) -> _Config:
@@ -91,6 +216,15 @@ class Strategy(strategy.Strategy):
             name: Named an operation of a graph; nothing is called so here.
         """
         return grouped(self.experimental_local_results(value), name)
+
+
+def _with_loop(main: Any) -> StrategyExtended:
+    """`main` itself, with the loop: the main strategy has chosen what else its class has."""
+    kind = type(main)
+    if not issubclass(kind, StrategyExtended):
+        names = {"__module__": kind.__module__}
+        main.__class__ = type(kind.__name__, (StrategyExtended, kind), names)
+    return main
 
 
 def isolated(config: _Config) -> _Config:

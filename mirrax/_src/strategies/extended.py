@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 
 from mirrax._src.base import context
 from mirrax._src.base.devices import device_name
-from mirrax._src.base.errors import renamed
 from mirrax._src.base.jax_compat import Tracer
 from mirrax._src.base.logical import device_kind
 from mirrax._src.base.reduce_op import (
@@ -43,7 +42,6 @@ from mirrax._src.state.on_read import SyncOnReadVariable
 from mirrax._src.state.variable import OrdinaryVariable, Variable, VariableSpec
 from mirrax._src.strategies.feeding import numpy_dataset
 from mirrax._src.strategies.reducing import reduce_over_workers
-from mirrax._src.strategies.stepping import MultiStepContext, check_not_traced
 from mirrax._src.strategies.updating import update_copies
 
 # What `non_slot_devices` and `update_non_slot` pass on.
@@ -343,45 +341,6 @@ class StrategyExtended:
         """Calls `fn` once per replica; the older name of `strategy.run`."""
         self._check_cross_replica("call_for_each_replica")
         return self._strategy.run(fn, args, kwargs)
-
-    @renamed("run_steps")
-    def experimental_run_steps_on_iterator(
-        self,
-        fn: Callable[..., Any],
-        iterator: Iterator[Any],
-        iterations: int = 1,
-        initial_loop_values: dict[str, Any] | None = None,
-    ) -> MultiStepContext:
-        """Runs `fn(context, element)` on the next elements, as one compiled loop.
-
-        `fn` is called in cross-replica context and names what the loop gives back by
-        `context.set_last_step_output`. `strategy.run_steps` is the simpler form.
-
-        Args:
-            fn: The step.
-            iterator: Gives the elements.
-            iterations: How many steps.
-            initial_loop_values: What the outputs are if `iterations` is 0.
-        """
-        return self.run_steps_on_iterator(
-            fn, iterator, iterations, initial_loop_values, MultiStepContext, False
-        )
-
-    def run_steps_on_iterator(
-        self,
-        fn: Callable[..., Any],
-        iterator: Iterator[Any],
-        iterations: int,
-        initial: dict[str, Any] | None,
-        kind: type[MultiStepContext],
-        unpack: bool,
-    ) -> MultiStepContext:
-        """The loop, with the context of a generation; `unpack` passes tuples as arguments."""
-        check_not_traced("experimental_run_steps_on_iterator")
-        with self._strategy.entered("experimental_run_steps_on_iterator"):
-            return self._strategy.stepper.run_loop(
-                fn, iterator, iterations, initial, kind, unpack
-            )
 
     def value_container(self, value: Any) -> Any:
         """The variable that a copy belongs to; any other value as it is."""

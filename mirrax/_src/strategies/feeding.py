@@ -1,4 +1,4 @@
-"""How a strategy is fed: `experimental_distribute_dataset` and its older kin."""
+"""How a strategy is fed: `experimental_distribute_dataset` and its kin."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from mirrax._src.base.mesh import ReplicaMesh
 from mirrax._src.input.adapters import as_dataset
 from mirrax._src.input.dataset import Dataset
-from mirrax._src.input.distributed import DistributedDataset, DistributedIterator
+from mirrax._src.input.distributed import DistributedDataset
 from mirrax._src.input.iterators import adopt, describe_steps
 from mirrax._src.input.node import Node, walk
 from mirrax._src.input.options import (
@@ -126,53 +126,10 @@ def _checked(options: InputOptions | None) -> InputOptions:
     return options or InputOptions()
 
 
-class InputIterator(DistributedIterator):
-    """The iterator of TensorFlow 1: `initialize`, then `get_next` until the data ends."""
-
-    __module__ = "mirrax.compat.v1.distribute"
-
-    def initialize(self) -> None:
-        """Goes (back) to the start of the data."""
-        self.restart()
-
-    @property
-    def initializer(self) -> None:
-        """Goes (back) to the start of the data, for programs that ran it in a session."""
-        self.restart()
-
-    def get_next(self, name: str | None = None) -> Any:
-        """The next element.
-
-        Args:
-            name: Named an operation of a graph; nothing is called so here.
-
-        Raises:
-            mx.errors.OutOfRangeError: Past the end of the data.
-        """
-        return super().get_next()
-
-
 def numpy_dataset(numpy_input: Any) -> Dataset:
     """The rows of arrays in memory, copied, so that the arrays may change."""
     return Dataset.from_tensor_slices(
         jax.tree.map(
             lambda x: x.copy() if isinstance(x, np.ndarray) else x, numpy_input
         )
-    )
-
-
-def input_fn_iterator(
-    input_fn: Callable[[InputContext], Any], share: Share, mesh: ReplicaMesh | None
-) -> InputIterator:
-    """An iterator over the dataset that `input_fn` makes; full steps only."""
-
-    def dataset_fn(context: InputContext) -> Any:
-        made = input_fn(context)
-        is_generator = callable(made) and not isinstance(made, Dataset)
-        if made is None or is_generator or isinstance(made, str | bytes | int | float):
-            raise ValueError(f"`input_fn` must return a dataset, got {made!r}.")
-        return made
-
-    return InputIterator(
-        distribute_from_function(dataset_fn, share, mesh, None, drop_incomplete=True)
     )

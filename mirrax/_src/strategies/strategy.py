@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import operator
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from mirrax._src.base import context
-from mirrax._src.base.context import Context
 from mirrax._src.base.errors import warn_renamed
 from mirrax._src.base.jax_compat import Device, Tracer
 from mirrax._src.base.mesh import AXIS_NAME, ReplicaMesh
@@ -29,60 +26,22 @@ from mirrax._src.base.values import (
     regroup,
     stack,
 )
-from mirrax._src.collectives.programs import (
-    FirstProgram,
-    first_of_all,
-    gather_parts,
-    run_on_parts,
-)
+from mirrax._src.collectives.programs import FirstProgram, first_of_all, run_on_parts
 from mirrax._src.collectives.sparse import IndexedSlices
 from mirrax._src.engines.function import run_replicas
-from mirrax._src.engines.replica_context import check_gather_axis
 from mirrax._src.engines.spmd import first_copy, in_program
 from mirrax._src.input.dataset import Dataset
 from mirrax._src.input.distributed import DistributedDataset
-from mirrax._src.input.options import InputContext, InputOptions, InputReplicationMode
+from mirrax._src.input.options import InputContext, InputOptions
 from mirrax._src.input.splitting import Share
 from mirrax._src.state.distributed import DistributedVariable
 from mirrax._src.state.variable import Variable
-from mirrax._src.strategies.feeding import (
-    InputIterator,
-    distribute_dataset,
-    distribute_from_function,
-    input_fn_iterator,
-)
-from mirrax._src.strategies.reducing import one_of_each_worker, reduce_leaf
+from mirrax._src.strategies.arguments import RunOptions, ValueContext, checked_axis
+from mirrax._src.strategies.feeding import distribute_dataset, distribute_from_function
+from mirrax._src.strategies.gathering import gather_everywhere, gather_leaf
+from mirrax._src.strategies.reducing import reduce_leaf
+from mirrax._src.strategies.scope import Scope, check_not_in_replica, enter_scope
 from mirrax._src.strategies.stepping import Stepper, check_not_traced
-
-_Face = TypeVar("_Face")
-
-
-@dataclass(frozen=True)
-class RunOptions:
-    """Options of `run`. They steer TPU compilation in TensorFlow; only the defaults exist here."""
-
-    experimental_enable_dynamic_batch_size: bool = True
-    experimental_bucketizing_dynamic_shape: bool = False
-    experimental_xla_options: Any = None
-
-    def __post_init__(self) -> None:
-        if (
-            not self.experimental_enable_dynamic_batch_size
-            or self.experimental_bucketizing_dynamic_shape
-            or self.experimental_xla_options is not None
-        ):
-            raise ValueError(
-                "RunOptions other than the defaults change how TensorFlow compiles for TPUs "
-                "and have no meaning here; leave `options` out."
-            )
-
-
-@dataclass(frozen=True)
-class ValueContext:
-    """What `value_fn` is told about the replica it makes a value for."""
-
-    replica_id_in_sync_group: int = 0
-    num_replicas_in_sync: int = 1
 
 
 class Strategy:
@@ -151,27 +110,7 @@ class Strategy:
 
     def enter_scope(self) -> context.enter:
         """What `scope` does when it is entered."""
-        here = context.current()
-        if not context.is_default():
-            if here.replica is not None:
-                raise RuntimeError(
-                    f"The scope of {self!r} is entered inside a replica function. Enter it "
-                    "outside `run`; inside, the strategy is current already."
-                )
-            if here.strategy is not self:
-                raise RuntimeError(
-                    f"The scope of {self!r} is entered inside the scope of "
-                    f"{here.strategy!r}. Scopes of different strategies cannot be nested: "
-                    "leave the first one before."
-                )
-        return context.enter(
-            Context(
-                self,
-                frame=here.frame,
-                compile_runs=here.compile_runs,
-                colocate_with=here.colocate_with,
-            )
-        )
+        return enter_scope(self)
 
     def entered(self, what: str) -> contextlib.AbstractContextManager[Any]:
         """The scope for methods that need it; not in a replica, nor in another's scope."""
@@ -280,17 +219,6 @@ class Strategy:
         warn_renamed("experimental_run_v2", "run")
         return self.run(fn, args, kwargs)
 
-    def experimental_run(
-        self, fn: Callable[..., PyTree], input_iterator: Any = None
-    ) -> PyTree:
-        """Runs `fn` on the next element of `input_iterator`; from TensorFlow 1.
-
-        Write `strategy.run(fn, args=(next(iterator),))`.
-        """
-        warn_renamed("experimental_run", "run")
-        args = () if input_iterator is None else (input_iterator.get_next(),)
-        return self.run(fn, args)
-
     # Stopping ------------------------------------------------------------------------
 
     def request_stop(self, reason: str = "requested") -> None:
@@ -337,7 +265,7 @@ class Strategy:
                 replica made, is summed.
         """
         op = parse_reduce_op(reduce_op)
-        axis = _checked_axis(axis)
+        axis = checked_axis(axis)
         with self.entered("reduce"):
             flat, tree = jax.tree_util.tree_flatten_with_path(
                 value, is_leaf=_is_reducible
@@ -357,36 +285,14 @@ class Strategy:
         """
         with self.entered("gather"):
             return jax.tree.map(
-                lambda leaf: self._gather_leaf(leaf, axis), value, is_leaf=_is_reducible
+                lambda leaf: gather_leaf(self.replica_mesh, leaf, axis),
+                value,
+                is_leaf=_is_reducible,
             )
-
-    def _gather_leaf(self, value: Any, axis: int) -> Any:
-        if isinstance(value, IndexedSlices):
-            raise NotImplementedError(
-                "`gather` takes arrays; gather the values and indices of IndexedSlices "
-                "one by one."
-            )
-        if isinstance(value, DistributedVariable):
-            value = value.copies()
-        if not isinstance(value, ReplicaValues):
-            mesh = self.replica_mesh
-            if mesh is None or not mesh.is_shared:
-                return value
-            value = one_of_each_worker(mesh, jnp.asarray(value), axis)
-        return first_copy(self.gather_everywhere(value, axis))
 
     def gather_everywhere(self, value: Any, axis: int) -> jax.Array:
         """The parts of `value` joined along `axis`, on all replicas."""
-        if not isinstance(value, ReplicaValues):
-            value = PerReplica([value] * self.num_replicas_in_sync)
-        first = (
-            value.piece.array if isinstance(value.piece, InProgram) else value.values[0]
-        )
-        first = first if hasattr(first, "ndim") else jnp.asarray(first)
-        check_gather_axis(first, axis)
-        if self.replica_mesh is None:
-            return jnp.asarray(value.values[0])
-        return gather_parts(value, self.replica_mesh, axis % first.ndim)
+        return gather_everywhere(self.replica_mesh, value, axis)
 
     # Input ---------------------------------------------------------------------------
 
@@ -420,7 +326,7 @@ class Strategy:
             dataset: An `mx.data.Dataset`, or whatever `mx.data.as_dataset` takes.
             options: An `mx.distribute.InputOptions`.
         """
-        self.check_not_in_replica("experimental_distribute_dataset")
+        check_not_in_replica("experimental_distribute_dataset")
         return distribute_dataset(dataset, self.input_share, self.replica_mesh, options)
 
     def distribute_datasets_from_function(
@@ -434,7 +340,7 @@ class Strategy:
         `input_context.get_per_replica_batch_size(global_batch_size)`, and shard by
         `input_context.input_pipeline_id`: nothing is split or divided any more.
         """
-        self.check_not_in_replica("distribute_datasets_from_function")
+        check_not_in_replica("distribute_datasets_from_function")
         return distribute_from_function(
             dataset_fn, self.input_share, self.replica_mesh, options
         )
@@ -457,44 +363,8 @@ class Strategy:
         Args:
             numpy_input: Arrays of the same length, in any structure; a list is stacked.
         """
-        self.check_not_in_replica("experimental_make_numpy_dataset")
+        check_not_in_replica("experimental_make_numpy_dataset")
         return self.extended.experimental_make_numpy_dataset(numpy_input)
-
-    def make_dataset_iterator(self, dataset: Any) -> InputIterator:
-        """TensorFlow 1's iterator over a dataset of global batches: `initialize`, `get_next`.
-
-        Write `iter(strategy.experimental_distribute_dataset(dataset))`.
-        """
-        warn_renamed("make_dataset_iterator", "experimental_distribute_dataset")
-        distributed = self.experimental_distribute_dataset(dataset)
-        return InputIterator(distributed)
-
-    def make_input_fn_iterator(
-        self,
-        input_fn: Callable[[InputContext], Any],
-        replication_mode: InputReplicationMode = InputReplicationMode.PER_WORKER,
-    ) -> InputIterator:
-        """TensorFlow 1's iterator over the dataset that `input_fn` makes.
-
-        Write `iter(strategy.distribute_datasets_from_function(input_fn))`.
-        """
-        warn_renamed("make_input_fn_iterator", "distribute_datasets_from_function")
-        if replication_mode is not InputReplicationMode.PER_WORKER:
-            raise ValueError(
-                "`make_input_fn_iterator` supports `InputReplicationMode.PER_WORKER` only, got "
-                f"{replication_mode!r}."
-            )
-        self.check_not_in_replica("make_input_fn_iterator")
-        return input_fn_iterator(input_fn, self.input_share, self.replica_mesh)
-
-    def check_not_in_replica(self, what: str) -> None:
-        """Raises in a replica function, where data cannot be distributed."""
-        here = context.current()
-        if here.replica is not None and not context.is_default():
-            raise RuntimeError(
-                f"`{what}` is called inside a replica function. Distribute the dataset outside "
-                "`run`, and pass its batches to it."
-            )
 
     # Values --------------------------------------------------------------------------
 
@@ -608,48 +478,11 @@ class Strategy:
         return array
 
 
-class Scope(Generic[_Face]):
-    """A strategy's scope, which can be entered several times, also inside itself.
-
-    `face` is what `with` gives.
-    """
-
-    def __init__(self, strategy: Strategy, face: _Face) -> None:
-        self._strategy, self._face = strategy, face
-        self._entered: list[contextlib.AbstractContextManager[Any]] = []
-
-    def __enter__(self) -> _Face:
-        entered = self._strategy.enter_scope()
-        entered.__enter__()
-        self._entered.append(entered)
-        return self._face
-
-    def __exit__(self, *error: Any) -> None:
-        self._entered.pop().__exit__(*error)
-
-
 _ALREADY = contextlib.nullcontext()
-
-
-def _checked_axis(axis: Any) -> int | tuple[int, ...] | None:
-    """`axis` as Python's numbers."""
-    try:
-        if axis is None or not isinstance(axis, tuple | list):
-            return None if axis is None else operator.index(axis)
-        return tuple(map(operator.index, axis))
-    except TypeError:
-        raise TypeError(
-            f"`axis` must be None, a number or several, got {axis!r}. Where the result is to "
-            "go is an argument of `extended.reduce_to`."
-        ) from None
 
 
 def _is_reducible(value: Any) -> bool:
     return isinstance(value, ReplicaValues | IndexedSlices | Variable)
-
-
-RunOptions.__module__ = "mirrax.distribute"
-ValueContext.__module__ = "mirrax.distribute.experimental"
 
 
 def _own_array(x: Any) -> jax.Array:

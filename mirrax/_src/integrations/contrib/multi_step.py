@@ -9,11 +9,11 @@ import jax
 
 from mirrax._src.base.reduce_op import VariableAggregation
 from mirrax._src.base.values import PyTree, is_leaf
+from mirrax._src.integrations import loops
 from mirrax._src.integrations.contrib.cross_tower_ops import reduce_op_of
-from mirrax._src.strategies import stepping
 
 
-class MultiStepContext(stepping.MultiStepContext):
+class MultiStepContext(loops.MultiStepContext):
     """What a step of `run_steps_on_dataset` is given, and what the call returns.
 
     Attributes:
@@ -21,6 +21,7 @@ class MultiStepContext(stepping.MultiStepContext):
     """
 
     __module__ = "mirrax.contrib.distribute"
+    unpacks = True
     _example_of_combining = "aggregation=mx.VariableAggregation.MEAN"
 
     def set_last_step_output(

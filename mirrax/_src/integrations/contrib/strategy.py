@@ -29,10 +29,12 @@ from mirrax._src.integrations.contrib.cross_tower_ops import (
 )
 from mirrax._src.integrations.contrib.datasets import TowerDataset, distribute
 from mirrax._src.integrations.contrib.multi_step import MultiStepContext
+from mirrax._src.integrations.loops import run_loop
 from mirrax._src.state.distributed import DistributedVariable
 from mirrax._src.state.on_read import SyncOnReadVariable
 from mirrax._src.state.variable import Variable
-from mirrax._src.strategies.strategy import Scope, Strategy
+from mirrax._src.strategies.scope import Scope
+from mirrax._src.strategies.strategy import Strategy
 
 _ONLY_FIRST = VariableAggregation.ONLY_FIRST_TOWER
 
@@ -203,8 +205,8 @@ class DistributionStrategy:
             iterations: How many steps.
             initial_loop_values: What the outputs are if `iterations` is 0.
         """
-        return self.core.extended.run_steps_on_iterator(
-            fn, iterator, iterations, initial_loop_values, MultiStepContext, True
+        return run_loop(
+            self.core, fn, iterator, iterations, initial_loop_values, MultiStepContext
         )
 
     @renamed("distribute_datasets_from_function")

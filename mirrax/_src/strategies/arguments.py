@@ -1,0 +1,52 @@
+"""What methods of a strategy take, or tell the functions that they are given."""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """Options of `run`. They steer TPU compilation in TensorFlow; only the defaults exist here."""
+
+    experimental_enable_dynamic_batch_size: bool = True
+    experimental_bucketizing_dynamic_shape: bool = False
+    experimental_xla_options: Any = None
+
+    def __post_init__(self) -> None:
+        if (
+            not self.experimental_enable_dynamic_batch_size
+            or self.experimental_bucketizing_dynamic_shape
+            or self.experimental_xla_options is not None
+        ):
+            raise ValueError(
+                "RunOptions other than the defaults change how TensorFlow compiles for TPUs "
+                "and have no meaning here; leave `options` out."
+            )
+
+
+@dataclass(frozen=True)
+class ValueContext:
+    """What `value_fn` is told about the replica it makes a value for."""
+
+    replica_id_in_sync_group: int = 0
+    num_replicas_in_sync: int = 1
+
+
+RunOptions.__module__ = "mirrax.distribute"
+ValueContext.__module__ = "mirrax.distribute.experimental"
+
+
+def checked_axis(axis: Any) -> int | tuple[int, ...] | None:
+    """`axis` as Python's numbers."""
+    try:
+        if axis is None or not isinstance(axis, tuple | list):
+            return None if axis is None else operator.index(axis)
+        return tuple(map(operator.index, axis))
+    except TypeError:
+        raise TypeError(
+            f"`axis` must be None, a number or several, got {axis!r}. Where the result is to "
+            "go is an argument of `extended.reduce_to`."
+        ) from None

@@ -1,0 +1,66 @@
+"""The scope of a strategy: how it becomes current, and what must not happen in a replica."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any, Generic, TypeVar
+
+from mirrax._src.base import context
+from mirrax._src.base.context import Context
+
+_Face = TypeVar("_Face")
+
+
+class Scope(Generic[_Face]):
+    """A strategy's scope, which can be entered several times, also inside itself.
+
+    `face` is what `with` gives.
+    """
+
+    def __init__(self, strategy: Any, face: _Face) -> None:
+        self._strategy, self._face = strategy, face
+        self._entered: list[contextlib.AbstractContextManager[Any]] = []
+
+    def __enter__(self) -> _Face:
+        entered = self._strategy.enter_scope()
+        entered.__enter__()
+        self._entered.append(entered)
+        return self._face
+
+    def __exit__(self, *error: Any) -> None:
+        self._entered.pop().__exit__(*error)
+
+
+def enter_scope(strategy: Any) -> context.enter:
+    """Makes `strategy` current; not in a replica, nor in another's scope."""
+    here = context.current()
+    if not context.is_default():
+        if here.replica is not None:
+            raise RuntimeError(
+                f"The scope of {strategy!r} is entered inside a replica function. Enter it "
+                "outside `run`; inside, the strategy is current already."
+            )
+        if here.strategy is not strategy:
+            raise RuntimeError(
+                f"The scope of {strategy!r} is entered inside the scope of "
+                f"{here.strategy!r}. Scopes of different strategies cannot be nested: "
+                "leave the first one before."
+            )
+    return context.enter(
+        Context(
+            strategy,
+            frame=here.frame,
+            compile_runs=here.compile_runs,
+            colocate_with=here.colocate_with,
+        )
+    )
+
+
+def check_not_in_replica(what: str) -> None:
+    """Raises in a replica function, where data cannot be distributed."""
+    here = context.current()
+    if here.replica is not None and not context.is_default():
+        raise RuntimeError(
+            f"`{what}` is called inside a replica function. Distribute the dataset outside "
+            "`run`, and pass its batches to it."
+        )
