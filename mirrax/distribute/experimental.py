@@ -8,7 +8,7 @@ from mirrax._src.collectives.options import (
 )
 from mirrax._src.collectives.options import CommunicationOptions as CommunicationOptions
 from mirrax._src.strategies.arguments import ValueContext as ValueContext
-from mirrax._src.strategies.multi_worker import (
+from mirrax._src.integrations.experimental import (
     ExperimentalMultiWorkerMirroredStrategy as MultiWorkerMirroredStrategy,
 )
 from mirrax._src.train.preemption import (

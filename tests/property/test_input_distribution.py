@@ -19,7 +19,7 @@ from mirrax._src.input.distributed import DistributedDataset
 from mirrax._src.input.options import InputContext, InputOptions
 from mirrax._src.input.sharding import make_plan
 from mirrax._src.input.splitting import Share
-from mirrax._src.strategies.feeding import distribute_from_function
+from mirrax._src.input.feeding import distribute_from_function
 
 from .examples import examples
 

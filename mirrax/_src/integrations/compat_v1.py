@@ -18,7 +18,9 @@ from mirrax._src.base.reduce_op import ReduceOp
 from mirrax._src.base.values import PyTree
 from mirrax._src.input.dataset import Dataset
 from mirrax._src.input.distributed import DistributedIterator
+from mirrax._src.input.feeding import distribute_from_function
 from mirrax._src.input.options import InputContext, InputReplicationMode
+from mirrax._src.integrations import experimental
 from mirrax._src.integrations.loops import MultiStepContext, run_loop
 from mirrax._src.state.variable import Variable
 from mirrax._src.strategies import (
@@ -28,7 +30,6 @@ from mirrax._src.strategies import (
     one_device,
     strategy,
 )
-from mirrax._src.strategies.feeding import distribute_from_function
 from mirrax._src.strategies.scope import check_not_in_replica
 
 _Config = TypeVar("_Config")
@@ -110,10 +111,7 @@ class Strategy(strategy.Strategy):
 
     __module__ = "mirrax.compat.v1.distribute"
 
-    @property
-    def extended(self) -> StrategyExtended:
-        """`StrategyExtended` with additional methods."""
-        return _with_loop(self._extended)
+    extended: StrategyExtended  # pyright: ignore[reportIncompatibleMethodOverride]
 
     @renamed("run")
     def experimental_run(
@@ -218,15 +216,6 @@ class Strategy(strategy.Strategy):
         return grouped(self.experimental_local_results(value), name)
 
 
-def _with_loop(main: Any) -> StrategyExtended:
-    """`main` itself, with the loop: the main strategy has chosen what else its class has."""
-    kind = type(main)
-    if not issubclass(kind, StrategyExtended):
-        names = {"__module__": kind.__module__}
-        main.__class__ = type(kind.__name__, (StrategyExtended, kind), names)
-    return main
-
-
 def isolated(config: _Config) -> _Config:
     """`config`, set so that variables of a session are its own."""
     if not hasattr(config, "isolate_session_state"):
@@ -259,6 +248,7 @@ class MirroredStrategy(Strategy, mirrored.MirroredStrategy):
     """
 
     __module__ = "mirrax.compat.v1.distribute"
+    extended_class = StrategyExtended
 
     @renamed("")
     def update_config_proto(self, config_proto: _Config) -> _Config:
@@ -272,6 +262,10 @@ class MirroredStrategy(Strategy, mirrored.MirroredStrategy):
         return isolated(copy.deepcopy(config_proto))
 
 
+class _OneDeviceExtended(StrategyExtended, one_device.OneDeviceExtended):
+    __module__ = "mirrax.compat.v1.distribute"
+
+
 class OneDeviceStrategy(Strategy, one_device.OneDeviceStrategy):
     """`mx.distribute.OneDeviceStrategy` with the methods of TensorFlow 1.
 
@@ -280,10 +274,15 @@ class OneDeviceStrategy(Strategy, one_device.OneDeviceStrategy):
     """
 
     __module__ = "mirrax.compat.v1.distribute"
+    extended_class = _OneDeviceExtended
+
+
+class _MultiWorkerExtended(StrategyExtended, multi_worker.MultiWorkerExtended):
+    __module__ = "mirrax.compat.v1.distribute"
 
 
 class MultiWorkerMirroredStrategy(
-    Strategy, multi_worker.ExperimentalMultiWorkerMirroredStrategy
+    Strategy, experimental.ExperimentalMultiWorkerMirroredStrategy
 ):
     """`mx.distribute.experimental.MultiWorkerMirroredStrategy` with those methods.
 
@@ -294,6 +293,7 @@ class MultiWorkerMirroredStrategy(
     """
 
     __module__ = "mirrax.compat.v1.distribute.experimental"
+    extended_class = _MultiWorkerExtended
 
 
 def get_loss_reduction() -> ReduceOp:

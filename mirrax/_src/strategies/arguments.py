@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,16 +36,3 @@ class ValueContext:
 
 RunOptions.__module__ = "mirrax.distribute"
 ValueContext.__module__ = "mirrax.distribute.experimental"
-
-
-def checked_axis(axis: Any) -> int | tuple[int, ...] | None:
-    """`axis` as Python's numbers."""
-    try:
-        if axis is None or not isinstance(axis, tuple | list):
-            return None if axis is None else operator.index(axis)
-        return tuple(map(operator.index, axis))
-    except TypeError:
-        raise TypeError(
-            f"`axis` must be None, a number or several, got {axis!r}. Where the result is to "
-            "go is an argument of `extended.reduce_to`."
-        ) from None

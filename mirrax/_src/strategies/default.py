@@ -36,7 +36,6 @@ class _DefaultStrategy(Strategy):
     def __init__(self) -> None:
         extended = _DefaultExtended()
         super().__init__(extended, None)
-        extended.attach(self)
 
     def enter_scope(self) -> context.enter:
         here = context.current()

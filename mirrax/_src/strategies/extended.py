@@ -12,6 +12,7 @@ from mirrax._src.base import context
 from mirrax._src.base.devices import device_name
 from mirrax._src.base.jax_compat import Tracer
 from mirrax._src.base.logical import device_kind
+from mirrax._src.base.protocols import StrategyLike
 from mirrax._src.base.reduce_op import (
     ReduceOp,
     VariableSynchronization,
@@ -21,6 +22,7 @@ from mirrax._src.base.values import (
     PerReplica,
     PyTree,
     ReplicaValues,
+    check_parts,
     is_number,
 )
 from mirrax._src.collectives.algorithms import NcclAllReduce
@@ -36,12 +38,12 @@ from mirrax._src.collectives.options import (
 )
 from mirrax._src.collectives.sparse import IndexedSlices
 from mirrax._src.input.dataset import Dataset
+from mirrax._src.input.feeding import numpy_dataset
 from mirrax._src.state.distributed import ComponentVariable, DistributedVariable
 from mirrax._src.state.mirrored import MirroredVariable
 from mirrax._src.state.on_read import SyncOnReadVariable
 from mirrax._src.state.variable import OrdinaryVariable, Variable, VariableSpec
-from mirrax._src.strategies.feeding import numpy_dataset
-from mirrax._src.strategies.reducing import reduce_over_workers
+from mirrax._src.strategies.reducing import is_reducible, reduce_over_workers
 from mirrax._src.strategies.updating import update_copies
 
 # What `non_slot_devices` and `update_non_slot` pass on.
@@ -62,7 +64,7 @@ class StrategyExtended:
         self._options = options
         self._strategy: Any = None
 
-    def attach(self, strategy: Any) -> None:
+    def attach(self, strategy: StrategyLike) -> None:
         """Tells whose extension this is."""
         self._strategy = strategy
 
@@ -129,7 +131,7 @@ class StrategyExtended:
         ):
             return self._create(spec)
 
-        def merge(strategy: Any, specs: Any) -> Variable:
+        def merge(strategy: StrategyLike, specs: Any) -> Variable:
             parts = strategy.experimental_local_results(specs)
             return self._create(_same_spec(parts, strategy))
 
@@ -219,25 +221,46 @@ class StrategyExtended:
         self.check_options(options)
         op = parse_reduce_op(reduce_op)
         pairs = check_pairs(value_destination_pairs)
-        results: list[Any] = [None] * len(pairs)
-        many: list[int] = []
-        for i, (value, destinations) in enumerate(pairs):
-            if self._is_spread(value):
-                many.append(i)
-            else:
-                results[i] = self._reduce_alone(op, value, destinations)
-        if many:
-            reduced = self._cross_device_ops.batch_reduce(
-                op, [pairs[i] for i in many], options
-            )
-            for i, value in zip(many, reduced):
-                results[i] = value
-        return results
+        flat = [jax.tree.flatten(value, is_leaf=is_reducible) for value, _ in pairs]
+        each = [
+            (leaf, d) for (leaves, _), (_, d) in zip(flat, pairs) for leaf in leaves
+        ]
+        it = iter(self._reduce_each(op, each, options))
+        return [jax.tree.unflatten(tree, [next(it) for _ in ls]) for ls, tree in flat]
+
+    def _reduce_each(
+        self,
+        op: ReduceOp,
+        pairs: Sequence[tuple[Any, Any]],
+        options: CommunicationOptions | None,
+    ) -> list[Any]:
+        """Those that replicas have parts of together, the others one by one."""
+        many = [i for i, (value, _) in enumerate(pairs) if self._is_spread(value)]
+        together = [(self._at_home(pairs[i][0]), pairs[i][1]) for i in many]
+        reduced = (
+            self._cross_device_ops.batch_reduce(op, together, options) if many else []
+        )
+        found = dict(zip(many, reduced))
+        return [
+            found[i] if i in found else self._reduce_alone(op, *pair)
+            for i, pair in enumerate(pairs)
+        ]
 
     def _is_spread(self, value: Any) -> bool:
         if isinstance(value, IndexedSlices):
             return self._is_spread(value.values)
         return isinstance(value, PerReplica) and self._strategy.num_replicas_in_sync > 1
+
+    def _at_home(self, value: Any) -> Any:
+        """`value`, whose parts belong to this strategy's devices if nobody has said where."""
+        if isinstance(value, IndexedSlices):
+            slices = (self._at_home(value.values), self._at_home(value.indices))
+            return IndexedSlices(*slices, value.dense_shape)
+        mesh = self._strategy.replica_mesh
+        if isinstance(value, PerReplica) and value.mesh is None:
+            check_parts(value, mesh)
+            return PerReplica(value.values, value.shapes, mesh)
+        return value
 
     def _reduce_alone(self, op: ReduceOp, value: Any, destinations: Any) -> Any:
         """A reduction of a value that is the same on all replicas."""
@@ -248,7 +271,7 @@ class StrategyExtended:
             if count == 1:
                 value = value.values[0]
             elif op is ReduceOp.SUM:
-                whole = value.piece if value.piece is not None else value.values[0]
+                whole = value.array if value.array is not None else value.values[0]
                 value = whole * count
         elif self._is_of_each_worker(value):
             value = reduce_over_workers(self._strategy, op, value, (), "")
@@ -257,7 +280,7 @@ class StrategyExtended:
                 return value
             raise ValueError(
                 f"{value!r} is not distributed, so whether a SUM should count it once or once "
-                "per replica cannot be told. Pass a per-replica value."
+                "per replica is ambiguous. Pass a per-replica value."
             )
         return copy_to(value, check_destinations(destinations))
 
@@ -309,7 +332,7 @@ class StrategyExtended:
     ) -> PyTree:
         """Calls `fn(*args, **kwargs)` on each device of `colocate_with`."""
         mesh = self._strategy.replica_mesh
-        devices = destination_devices(check_destinations(colocate_with), mesh)
+        devices = destination_devices(check_destinations(colocate_with))
         if mesh is not None and set(devices) - set(mesh.local_devices):
             raise ValueError(
                 "`colocate_with` must be what `non_slot_devices` returned: devices of this "
@@ -379,7 +402,7 @@ class StrategyExtended:
         return f"{type(self).__name__}(of {self._strategy!r})"
 
 
-def _same_spec(specs: Sequence[VariableSpec], strategy: Any) -> VariableSpec:
+def _same_spec(specs: Sequence[VariableSpec], strategy: StrategyLike) -> VariableSpec:
     """The one spec that all replicas asked for; the first replica's initial value counts."""
     first = specs[0]
     for i, spec in enumerate(specs):

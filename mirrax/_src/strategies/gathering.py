@@ -7,12 +7,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from mirrax._src.base.mesh import ReplicaMesh
-from mirrax._src.base.values import InProgram, PerReplica, ReplicaValues
+from mirrax._src.base.mesh import Layout, ReplicaMesh
+from mirrax._src.base.values import PerReplica, ReplicaValues, first_copy
 from mirrax._src.collectives.programs import gather_parts
 from mirrax._src.collectives.sparse import IndexedSlices
 from mirrax._src.engines.replica_context import check_gather_axis
-from mirrax._src.engines.spmd import first_copy
 from mirrax._src.state.distributed import DistributedVariable
 from mirrax._src.strategies.reducing import one_of_each_worker
 
@@ -37,10 +36,9 @@ def gather_everywhere(mesh: ReplicaMesh | None, value: Any, axis: int) -> jax.Ar
     """The parts of `value` joined along `axis`, on all replicas."""
     if not isinstance(value, ReplicaValues):
         value = PerReplica([value] * (mesh.size if mesh else 1))
-    is_in_program = isinstance(value.piece, InProgram)
-    first = value.piece.array if is_in_program else value.values[0]
+    first = value.array if value.layout is Layout.OWN else value.values[0]
     first = first if hasattr(first, "ndim") else jnp.asarray(first)
     check_gather_axis(first, axis)
-    if mesh is None:
-        return jnp.asarray(value.values[0])
+    if mesh is None or mesh.size == 1:
+        return jnp.asarray(first)
     return gather_parts(value, mesh, axis % first.ndim)

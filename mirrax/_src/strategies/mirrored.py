@@ -8,7 +8,6 @@ from mirrax._src.base.devices import DeviceLike, resolve_devices
 from mirrax._src.base.mesh import ReplicaMesh
 from mirrax._src.collectives.algorithms import NcclAllReduce
 from mirrax._src.collectives.ops import CrossDeviceOps
-from mirrax._src.strategies.extended import StrategyExtended
 from mirrax._src.strategies.strategy import Strategy
 
 
@@ -39,6 +38,5 @@ class MirroredStrategy(Strategy):
                 "`cross_device_ops` must be a CrossDeviceOps, such as "
                 f"mx.distribute.NcclAllReduce(), got {cross_device_ops!r}."
             )
-        extended = StrategyExtended(cross_device_ops or NcclAllReduce())
+        extended = self.extended_class(cross_device_ops or NcclAllReduce())
         super().__init__(extended, ReplicaMesh(resolve_devices(devices)))
-        extended.attach(self)

@@ -45,7 +45,7 @@ _SMALL_BYTES = 64 * 1024
 _SMALLEST_BUCKET = 64 * 1024
 
 
-class _MultiWorkerExtended(StrategyExtended):
+class MultiWorkerExtended(StrategyExtended):
     __module__ = "mirrax.distribute"
 
     def __init__(self, task: TrainingCluster, options: CommunicationOptions) -> None:
@@ -108,6 +108,7 @@ class MultiWorkerMirroredStrategy(Strategy):
     """
 
     __module__ = "mirrax.distribute"
+    extended_class = MultiWorkerExtended
 
     def __init__(
         self,
@@ -145,11 +146,10 @@ class MultiWorkerMirroredStrategy(Strategy):
             self._cluster = join_running_jax(cluster_options)
             self._resolver = _resolver_of(self._cluster)
             task = training_cluster(self._resolver)
-        extended = _MultiWorkerExtended(task, options)
+        extended = self.extended_class(task, options)
         super().__init__(
             extended, ReplicaMesh(_devices(task, self._cluster), self._cluster)
         )
-        extended.attach(self)
         extended.check_options(options)
         if self._cluster is not None:
             self._connect()
@@ -263,33 +263,6 @@ class MultiWorkerMirroredStrategy(Strategy):
         joined = mesh.join(parts, mirrored=False), Layout.SPLIT
         whole = np.asarray(copies_of(launch(FirstProgram(), mesh, [joined])[0])[0])
         return whole.view(np.uint8)[: own.nbytes].view(own.dtype).reshape(own.shape)
-
-
-class ExperimentalMultiWorkerMirroredStrategy(MultiWorkerMirroredStrategy):
-    """`MultiWorkerMirroredStrategy` as it was first: `communication` comes first.
-
-    Args:
-        communication: A `CollectiveCommunication`.
-        cluster_resolver: Says who the workers are; a `TFConfigClusterResolver` by default.
-        **options: As those of `mx.distribute.MultiWorkerMirroredStrategy`.
-    """
-
-    __module__ = "mirrax.distribute.experimental"
-    __qualname__ = "MultiWorkerMirroredStrategy"
-
-    def __init__(
-        self,
-        communication: CommunicationImplementation
-        | str = CommunicationImplementation.AUTO,
-        cluster_resolver: ClusterResolver | None = None,
-        **options: Any,
-    ) -> None:
-        if options.get("communication_options") is None:
-            options["communication"] = communication
-        super().__init__(cluster_resolver, **options)
-
-
-ExperimentalMultiWorkerMirroredStrategy.__name__ = "MultiWorkerMirroredStrategy"
 
 
 def _resolver_of(cluster: Cluster) -> ClusterResolver:

@@ -11,7 +11,7 @@ from mirrax._src.strategies.extended import StrategyExtended
 from mirrax._src.strategies.strategy import Strategy
 
 
-class _OneDeviceExtended(StrategyExtended):
+class OneDeviceExtended(StrategyExtended):
     __module__ = "mirrax.distribute"
 
     def _create(self, spec: VariableSpec) -> Variable:
@@ -35,8 +35,8 @@ class OneDeviceStrategy(Strategy):
     """
 
     __module__ = "mirrax.distribute"
+    extended_class = OneDeviceExtended
 
     def __init__(self, device: DeviceLike) -> None:
-        extended = _OneDeviceExtended()
-        super().__init__(extended, ReplicaMesh((resolve_device(device),)))
-        extended.attach(self)
+        mesh = ReplicaMesh((resolve_device(device),))
+        super().__init__(self.extended_class(), mesh)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -58,6 +59,19 @@ class Combine:
             return [total]
         is_float = jnp.issubdtype(total.dtype, jnp.inexact)
         return [total / count.astype(total.dtype if is_float else jnp.float32)]
+
+
+def checked_axis(axis: Any) -> int | tuple[int, ...] | None:
+    """`axis` as Python's numbers."""
+    try:
+        if axis is None or not isinstance(axis, tuple | list):
+            return None if axis is None else operator.index(axis)
+        return tuple(map(operator.index, axis))
+    except TypeError:
+        raise TypeError(
+            f"`axis` must be None, a number or several, got {axis!r}. Where the result is to "
+            "go is an argument of `extended.reduce_to`."
+        ) from None
 
 
 def is_reducible(value: Any) -> bool:

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from mirrax._src.base import context
 from mirrax._src.base.context import Context
+from mirrax._src.base.protocols import StrategyLike
 
 _Face = TypeVar("_Face")
+
+
+class Scoped(Protocol):
+    """What has a scope: a strategy."""
+
+    def enter_scope(self) -> context.enter: ...
 
 
 class Scope(Generic[_Face]):
@@ -17,7 +24,7 @@ class Scope(Generic[_Face]):
     `face` is what `with` gives.
     """
 
-    def __init__(self, strategy: Any, face: _Face) -> None:
+    def __init__(self, strategy: Scoped, face: _Face) -> None:
         self._strategy, self._face = strategy, face
         self._entered: list[contextlib.AbstractContextManager[Any]] = []
 
@@ -31,7 +38,7 @@ class Scope(Generic[_Face]):
         self._entered.pop().__exit__(*error)
 
 
-def enter_scope(strategy: Any) -> context.enter:
+def enter_scope(strategy: StrategyLike) -> context.enter:
     """Makes `strategy` current; not in a replica, nor in another's scope."""
     here = context.current()
     if not context.is_default():

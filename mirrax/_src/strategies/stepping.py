@@ -12,10 +12,11 @@ import jax.numpy as jnp
 from mirrax._src.base import context
 from mirrax._src.base.errors import OutOfRangeError, RunEagerly
 from mirrax._src.base.jax_compat import in_trace
-from mirrax._src.base.values import PyTree, UnevenError, is_array, is_leaf, is_number
-from mirrax._src.engines.blocks import functions_run_eagerly
-from mirrax._src.engines.function import Function, FunctionCache
-from mirrax._src.engines.steps import SlowInLoops, UnlikeSteps
+from mirrax._src.base.protocols import StrategyLike
+from mirrax._src.base.values import PyTree, UnevenError, is_leaf, is_numeric
+from mirrax._src.engines.closures import FunctionCache
+from mirrax._src.engines.function import Function, functions_run_eagerly
+from mirrax._src.engines.loop import SlowInLoops, UnlikeSteps
 from mirrax._src.state.variable import Variable
 
 _AnyStep = TypeVar("_AnyStep", bound="Step")
@@ -62,9 +63,9 @@ class _Stacking(Function):
 class Stepper:
     """A strategy's loops over many steps, with their programs."""
 
-    def __init__(self, strategy: Any) -> None:
+    def __init__(self, strategy: StrategyLike) -> None:
         self._strategy = strategy
-        self._functions = FunctionCache()
+        self._functions = FunctionCache(Function)
         self._steps: dict[Any, Any] = {}
         self._stack = _Stacking(_stacked)
 
@@ -146,7 +147,7 @@ def _stacked(*results: PyTree) -> PyTree:
 
     def stack(*steps: Any) -> Any:
         first = steps[0]
-        if not (is_array(first) or is_number(first) or isinstance(first, bool)):
+        if not is_numeric(first):
             return first
         shapes = {jnp.shape(step) for step in steps}
         if len(shapes) > 1:

@@ -12,34 +12,32 @@ import jax.numpy as jnp
 from mirrax._src.base import context
 from mirrax._src.base.errors import warn_renamed
 from mirrax._src.base.jax_compat import Device, Tracer
-from mirrax._src.base.mesh import AXIS_NAME, ReplicaMesh
+from mirrax._src.base.mesh import AXIS_NAME, Layout, ReplicaMesh
 from mirrax._src.base.reduce_op import ReduceOp, parse_reduce_op
 from mirrax._src.base.values import (
-    InProgram,
     Mirrored,
     PerReplica,
     PyTree,
     ReplicaValues,
+    first_copy,
     is_leaf,
+    join,
     on_device,
-    part_of,
+    parts_of,
     regroup,
-    stack,
 )
 from mirrax._src.collectives.programs import FirstProgram, first_of_all, run_on_parts
-from mirrax._src.collectives.sparse import IndexedSlices
-from mirrax._src.engines.function import run_replicas
-from mirrax._src.engines.spmd import first_copy, in_program
+from mirrax._src.engines.dispatch import run_replicas
 from mirrax._src.input.dataset import Dataset
 from mirrax._src.input.distributed import DistributedDataset
+from mirrax._src.input.feeding import distribute_dataset, distribute_from_function
 from mirrax._src.input.options import InputContext, InputOptions
 from mirrax._src.input.splitting import Share
 from mirrax._src.state.distributed import DistributedVariable
-from mirrax._src.state.variable import Variable
-from mirrax._src.strategies.arguments import RunOptions, ValueContext, checked_axis
-from mirrax._src.strategies.feeding import distribute_dataset, distribute_from_function
+from mirrax._src.strategies.arguments import RunOptions, ValueContext
+from mirrax._src.strategies.extended import StrategyExtended
 from mirrax._src.strategies.gathering import gather_everywhere, gather_leaf
-from mirrax._src.strategies.reducing import reduce_leaf
+from mirrax._src.strategies.reducing import checked_axis, is_reducible, reduce_leaf
 from mirrax._src.strategies.scope import Scope, check_not_in_replica, enter_scope
 from mirrax._src.strategies.stepping import Stepper, check_not_traced
 
@@ -53,16 +51,21 @@ class Strategy:
 
     __module__ = "mirrax.distribute"
 
-    def __init__(self, extended: Any, mesh: ReplicaMesh | None) -> None:
+    # What `extended` is made of; an older generation has more methods there.
+    extended_class: type[StrategyExtended] = StrategyExtended
+
+    def __init__(self, extended: StrategyExtended, mesh: ReplicaMesh | None) -> None:
         self._extended = extended
-        self.replica_mesh = mesh
+        extended.attach(self)
+        # None for the default strategy only; typed as what the layers below meet.
+        self.replica_mesh: ReplicaMesh = mesh  # pyright: ignore[reportAttributeAccessIssue]
         self._stop_reason: str | None = None
         self.stepper = Stepper(self)
 
     # What it is ----------------------------------------------------------------------
 
     @property
-    def extended(self) -> Any:
+    def extended(self) -> StrategyExtended:
         """`StrategyExtended` with additional methods."""
         return self._extended
 
@@ -112,16 +115,28 @@ class Strategy:
         """What `scope` does when it is entered."""
         return enter_scope(self)
 
-    def entered(self, what: str) -> contextlib.AbstractContextManager[Any]:
-        """The scope for methods that need it; not in a replica, nor in another's scope."""
+    def check_may_enter(self, what: str) -> None:
+        """Raises in a replica, where `what` cannot be called, and in another's scope."""
         here = context.current()
-        if here.replica is not None and not context.is_default():
+        if context.is_default():
+            return
+        if here.replica is not None:
             raise RuntimeError(
                 f"`{what}` is called inside a replica function. It combines replicas, so it "
                 "belongs outside `run`; inside use "
                 "`mx.distribute.get_replica_context().all_reduce` or `.merge_call`."
             )
-        return _ALREADY if here.strategy is self else self.enter_scope()
+        if here.strategy is not self:
+            raise RuntimeError(
+                f"`{what}` of {self!r} is called inside the scope of {here.strategy!r}. "
+                "Scopes of different strategies cannot be nested: leave the first one before."
+            )
+
+    def entered(self, what: str) -> contextlib.AbstractContextManager[Any]:
+        """The scope for methods that need it; not in a replica, nor in another's scope."""
+        self.check_may_enter(what)
+        is_current = context.current().strategy is self
+        return _ALREADY if is_current else self.enter_scope()
 
     # Running -------------------------------------------------------------------------
 
@@ -155,7 +170,7 @@ class Strategy:
         """
         if not callable(fn):
             raise TypeError(f"`run` needs a function, got {fn!r}.")
-        if not isinstance(args, tuple | list):
+        if type(args) is not tuple and not isinstance(args, tuple | list):
             raise TypeError(
                 f"`args` must be a tuple or list of arguments, got {type(args).__name__}; "
                 "a single argument is written `args=(x,)`."
@@ -163,10 +178,9 @@ class Strategy:
         if options is not None and not isinstance(options, RunOptions):
             raise TypeError(f"`options` must be a RunOptions, got {options!r}.")
         here = context.current()
-        if here.strategy is self and here.replica is None:
-            return self._run(fn, tuple(args), dict(kwargs or {}))
-        with self.entered("run"):
-            return self._run(fn, tuple(args), dict(kwargs or {}))
+        if here.strategy is not self or here.replica is not None:
+            self.check_may_enter("run")
+        return self._run(fn, tuple(args), kwargs or {})
 
     def _run(
         self, fn: Callable[..., PyTree], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -268,7 +282,7 @@ class Strategy:
         axis = checked_axis(axis)
         with self.entered("reduce"):
             flat, tree = jax.tree_util.tree_flatten_with_path(
-                value, is_leaf=_is_reducible
+                value, is_leaf=is_reducible
             )
             reduced = [
                 reduce_leaf(self, op, leaf, axis, jax.tree_util.keystr(path))
@@ -287,7 +301,7 @@ class Strategy:
             return jax.tree.map(
                 lambda leaf: gather_leaf(self.replica_mesh, leaf, axis),
                 value,
-                is_leaf=_is_reducible,
+                is_leaf=is_reducible,
             )
 
     def gather_everywhere(self, value: Any, axis: int) -> jax.Array:
@@ -379,14 +393,15 @@ class Strategy:
         are its copies; for a nested structure, structures of parts.
         """
         if isinstance(value, DistributedVariable):
-            return tuple(copy.read_value() for copy in value.values)
+            value = value.copies()
         if isinstance(value, ReplicaValues):
             return value.values
         leaves = jax.tree.leaves(value, is_leaf=is_leaf)
         is_plain = not leaves or leaves[0] is value
         if is_plain or self.replica_mesh is None:
             return (value,)
-        return tuple(part_of(value, i) for i in range(len(self.replica_mesh.local_ids)))
+        count = len(self.replica_mesh.local_ids)
+        return tuple(parts_of(value, None, i) for i in range(count))
 
     def experimental_distribute_values_from_function(
         self, value_fn: Callable[[ValueContext], PyTree]
@@ -405,16 +420,17 @@ class Strategy:
             ids = self.replica_mesh.local_ids if self.replica_mesh else (0,)
             values = [value_fn(ValueContext(i, self.num_replicas_in_sync)) for i in ids]
             return regroup(
-                values, self.describe_replica, self._per_replica, share=False
+                values, self.describe_replica, self._per_replica, lambda _: False
             )
 
     def _per_replica(self, parts: Sequence[Any]) -> PerReplica:
         if self.replica_mesh is None:
             return PerReplica(parts)
+        mesh = self.replica_mesh
         if any(isinstance(part, Tracer) for part in parts):
-            return PerReplica.of(stack(PerReplica(parts), self.replica_mesh))
-        devices = self.replica_mesh.local_devices
-        return PerReplica(map(on_device, parts, devices))
+            array, layout = join(PerReplica(parts), mesh)
+            return PerReplica.of(array, mesh, layout)
+        return PerReplica(map(on_device, parts, mesh.local_devices), mesh=mesh)
 
     def replicate(self, tree: PyTree) -> PyTree:
         """`tree` with a copy of every array on each replica's device, for functional code.
@@ -432,7 +448,7 @@ class Strategy:
 
         def mirror(x: Any) -> Any:
             whole = mesh.mirror(_own_array(x))
-            return Mirrored.of(whole) if mesh.size > 1 else first_copy(whole)
+            return Mirrored.of(whole, mesh) if mesh.size > 1 else first_copy(whole)
 
         return jax.tree.map(mirror, tree)
 
@@ -451,22 +467,13 @@ class Strategy:
         replica_id = self.replica_mesh.local_ids[local_index]
         return replica_id, self.replica_mesh.devices[replica_id]
 
-    def in_program_value(self, local: jax.Array) -> PerReplica:
-        """A replica's array, inside the replicas' program, as a per-replica value."""
-        mesh = self.replica_mesh
-        return in_program(local, len(mesh.local_ids) if mesh is not None else 1)
-
-    def first_in_program(self, local: jax.Array) -> jax.Array:
-        """The first replica's array, on all replicas of their program."""
-        return first_of_all(local)
-
     def first_part(self, value: Any) -> Any:
         """The first replica's part of a distributed value; a plain value as it is."""
-        if isinstance(value, PerReplica) and isinstance(value.piece, InProgram):
-            return self.first_in_program(value.piece.array)
+        if isinstance(value, PerReplica) and value.layout is Layout.OWN:
+            return first_of_all(value.array)
         mesh = self.replica_mesh
         if isinstance(value, PerReplica) and mesh is not None and mesh.is_shared:
-            return Mirrored.of(run_on_parts(FirstProgram(), mesh, [value])[0])
+            return Mirrored.of(run_on_parts(FirstProgram(), mesh, [value])[0], mesh)
         return value.values[0] if isinstance(value, ReplicaValues) else value
 
     def taking_steps(self, count: int) -> contextlib.AbstractContextManager[None]:
@@ -479,10 +486,6 @@ class Strategy:
 
 
 _ALREADY = contextlib.nullcontext()
-
-
-def _is_reducible(value: Any) -> bool:
-    return isinstance(value, ReplicaValues | IndexedSlices | Variable)
 
 
 def _own_array(x: Any) -> jax.Array:

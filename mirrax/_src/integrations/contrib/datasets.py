@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 from mirrax._src.input.distributed import DistributedDataset
+from mirrax._src.input.feeding import distribute_from_function
 from mirrax._src.input.options import InputOptions
 from mirrax._src.integrations.compat_v1 import InputIterator
-from mirrax._src.strategies.feeding import distribute_from_function
 
 
 class TowerDataset:

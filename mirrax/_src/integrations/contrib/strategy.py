@@ -20,7 +20,7 @@ from mirrax._src.base.values import (
     PyTree,
     ReplicaValues,
     is_leaf,
-    part_of,
+    parts_of,
 )
 from mirrax._src.collectives.ops import check_pairs
 from mirrax._src.integrations.compat_v1 import grouped, isolated
@@ -315,7 +315,7 @@ class DistributionStrategy:
         results: list[list[Any]] = [[] for _ in devices]
         for k, x in enumerate(map_over):
             i = k % len(devices)
-            own_args, own_kwargs = part_of((args, kwargs), i)
+            own_args, own_kwargs = parts_of((args, kwargs), None, i)
             with jax.default_device(devices[i]):
                 results[i].append(fn(x, *own_args, **own_kwargs))
         return PerReplica([MapOutput(each) for each in results])
@@ -414,7 +414,7 @@ def face_of(core: Strategy) -> DistributionStrategy:
 def _is_mapped(value: Any) -> bool:
     return (
         isinstance(value, PerReplica)
-        and value.piece is None
+        and value.array is None
         and isinstance(value.values[0], MapOutput)
     )
 
