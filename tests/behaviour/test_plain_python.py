@@ -290,7 +290,7 @@ def clock_case(clock):
 def logging_case():
     records = []
     handler = logging.Handler()
-    handler.emit = records.append
+    handler.addFilter(records.append)  # what a filter sees; None lets nothing through
     events.handlers[:] = [handler]
     events.setLevel(logging.INFO)
     return lambda: events.info("a loss"), lambda: len(records)
@@ -340,10 +340,12 @@ def class_case():
 
 
 def default_argument_case():
-    def effect(seen=[]):  # noqa: B006
+    kept = []
+
+    def effect(seen=kept):
         seen.append(1)
 
-    return effect, lambda: len(effect.__defaults__[0])
+    return effect, lambda: len(kept)
 
 
 def counter_case():
