@@ -17,7 +17,7 @@ class Compilations:
     def __init__(self) -> None:
         self.count = 0
 
-    def __call__(self, event: str, duration: float, **kwargs: Any) -> None:
+    def __call__(self, event: str, duration_secs: float, **kwargs: Any) -> None:
         self.count += event == _COMPILED
 
 
