@@ -1,10 +1,12 @@
-"""Does a long training loop on logical CPUs ever stop, or its input ever grow?
+"""Does a long training loop on logical CPUs ever stop, or its memory ever grow?
 
 XLA's CPU collectives can dead-lock when their thread pool is too small. Thousands of
 steps of both MLPs on 2, 4 and 8 logical CPUs, dispatched without waiting, with fresh
 NumPy input every step and nothing set in the environment. Then 20 epochs of 500 batches
-of a distributed dataset, which may not need more memory than the first three. Each
-configuration is a process of its own, which is ended when it has run for too long.
+of a distributed dataset, which may not need more memory than the first three, and 2,000
+eager steps with an all-reduce inside a gradient, which may not need more than the first
+200. Each configuration is a process of its own, which is ended when it has run for too
+long.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import time
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from common import cpu_devices, parser, print_table
 from models import MODELS
@@ -26,6 +29,7 @@ import mirrax as mx
 DEVICES = (2, 4, 8)
 PROGRESS_EVERY = 100
 WARM_EPOCHS = 3
+EAGER_REPORTS = 10
 # What memory may grow by after them: a share, and a number of bytes.
 GROWTH = 0.05, 20e6
 
@@ -40,6 +44,9 @@ def main() -> int:
     options.add_argument(
         "--input", action="store_true", help="read a dataset, in this process"
     )
+    options.add_argument(
+        "--eager", action="store_true", help="train without compiling, in this process"
+    )
     given = options.parse_args()
     steps = given.steps or (50 if given.quick else 2000)
     epochs, batches = (6, 100) if given.quick else (20, 500)
@@ -47,6 +54,8 @@ def main() -> int:
         return train(given.model, given.replicas, steps)
     if given.input:
         return read(given.replicas, epochs, batches)
+    if given.eager:
+        return train_eagerly(given.replicas, steps)
     rows = []
     for model in ("small", "large"):
         for count in DEVICES:
@@ -54,6 +63,8 @@ def main() -> int:
             rows.append(soak(MODELS[model].name, count, steps, what, given.limit))
     what = ["--input", "--replicas", str(given.replicas), *["--quick"] * given.quick]
     rows.append(soak("input", given.replicas, epochs * batches, what, given.limit))
+    what = ["--eager", "--replicas", str(given.replicas), "--steps", str(steps)]
+    rows.append(soak("eager", given.replicas, steps, what, given.limit))
     print()
     print_table(("model", "devices", "steps", "seconds", "outcome"), rows)
     return int(any(row[-1] != "ok" for row in rows))
@@ -113,6 +124,44 @@ def read(count: int, epochs: int, batches: int, batch_size: int = 256) -> int:
         print(f"epoch {epoch}: {_resident_bytes() / 1e6:.0f} MB", flush=True)
         if epoch == WARM_EPOCHS - 1:
             before = _resident_bytes()
+    return _has_grown(before)
+
+
+def train_eagerly(count: int, steps: int) -> int:
+    """Trains in plain Python in this process; fails if its memory grows.
+
+    The loss is summed over replicas inside the gradient, and defined anew in each step.
+    """
+    strategy = mx.distribute.MirroredStrategy(cpu_devices(count))
+    with strategy.scope():
+        w = mx.Variable(jnp.ones(64))
+
+    def step(x: jax.Array) -> jax.Array:
+        context = mx.get_replica_context()
+
+        def loss() -> jax.Array:
+            return jnp.mean(context.all_reduce("SUM", w * x) ** 2)
+
+        value, gradient = mx.value_and_grad(loss, w)()
+        w.assign_sub(0.01 * context.all_reduce("MEAN", gradient))
+        return value
+
+    every = max(steps // EAGER_REPORTS, 1)
+    before = 0
+    for i in range(steps):
+        x = jnp.full(64, 1.0 / (i + 1))
+        value = strategy.run(step, (x,))
+        if i % every == every - 1:
+            resident = _resident_bytes()
+            before = before or resident
+            print(f"step {i}: {resident / 1e6:.0f} MB", flush=True)
+    total = float(strategy.reduce("SUM", value, axis=None))
+    print(f"all {steps} steps done, loss {total:.4f}", flush=True)
+    return int(not np.isfinite(total)) or _has_grown(before)
+
+
+def _has_grown(before: int) -> int:
+    """The exit code: 1 if memory has grown beyond what is allowed."""
     share, margin = GROWTH
     return int(_resident_bytes() > before * (1 + share) + margin)
 

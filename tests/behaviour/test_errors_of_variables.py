@@ -95,7 +95,7 @@ def test_another_strategys_variable_assigned_in_replicas(engine, strategy):
     with mirrored(4).scope():
         foreign = mx.Variable(0.0, name="foreign")
     message = r"'foreign' belongs to another strategy.*scope of the strategy that runs"
-    with fails(strategy, ValueError, message):
+    with fails(strategy, RuntimeError, message):
         run(strategy, lambda: foreign.assign(1.0), engine=engine)
     assert float(foreign) == 0.0
 
