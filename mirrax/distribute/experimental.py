@@ -7,10 +7,10 @@ from mirrax._src.collectives.options import (
     CommunicationImplementation as CommunicationImplementation,
 )
 from mirrax._src.collectives.options import CommunicationOptions as CommunicationOptions
-from mirrax._src.strategies.arguments import ValueContext as ValueContext
 from mirrax._src.integrations.experimental import (
     ExperimentalMultiWorkerMirroredStrategy as MultiWorkerMirroredStrategy,
 )
+from mirrax._src.strategies.arguments import ValueContext as ValueContext
 from mirrax._src.train.preemption import (
     PreemptionCheckpointHandler as PreemptionCheckpointHandler,
 )

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from mirrax._src.base.protocols import FrameLike, ReplicaLike, StrategyLike
+from mirrax._src.base.protocols import FrameLike, Mode, ReplicaLike, StrategyLike
 
 if TYPE_CHECKING:
     from mirrax._src.base.values import Atom
@@ -109,6 +109,11 @@ def changed(**changes: Any) -> enter:
 def in_program(here: Context) -> bool:
     """Whether one program is being traced for all replicas at once."""
     return here.frame is not None and here.frame.mode.is_program
+
+
+def is_uneven(here: Context) -> bool:
+    """Whether a replica's program is being traced whose arrays fit that replica only."""
+    return here.frame is not None and here.frame.mode is Mode.UNEVEN
 
 
 def local_index(here: Context) -> int:

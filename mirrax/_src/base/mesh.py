@@ -48,7 +48,8 @@ class ReplicaMesh:
     """
 
     devices: tuple[Device, ...]
-    cluster: ClusterLike | None = field(default=None, compare=False, repr=False)
+    # None on one worker; asked only where `is_shared`.
+    cluster: ClusterLike = field(default=None, compare=False, repr=False)  # type: ignore[assignment]
 
     @property
     def size(self) -> int:
@@ -165,6 +166,5 @@ class ReplicaMesh:
         own = [(p.shape, p.dtype.name) for p in parts]
         if not self.is_shared:
             return tuple(own)
-        assert self.cluster is not None
         found = self.cluster.agree("the shapes of a per-replica value", own)
         return tuple((tuple(shape), dtype) for each in found for shape, dtype in each)

@@ -16,23 +16,24 @@ if TYPE_CHECKING:
 class ClusterLike(Protocol):
     """The workers, as code that runs on all of them knows them."""
 
-    names: Sequence[str]
+    @property
+    def names(self) -> Sequence[str]: ...
 
-    def agree(self, name: str, value: Any) -> list[Any]:
-        """Every worker's `value`, in the order of workers."""
-        ...
+    def agree(self, what: str, value: Any) -> list[Any]: ...
 
-    def compare(self, label: str) -> None:
-        """Raises if another worker runs something else in this place."""
-        ...
+    def agree_numbered(self, what: str, value: Any) -> tuple[list[Any], int]: ...
 
-    def check(self) -> None:
-        """Raises if a worker is lost."""
-        ...
+    def agree_ahead(
+        self, name: str, value: Any, wanted: Callable[[], bool | None]
+    ) -> list[Any]: ...
 
-    def explaining(self) -> contextlib.AbstractContextManager[Any]:
-        """Says which worker is lost, where code inside fails because of that."""
-        ...
+    def compare(self, program: str) -> None: ...
+
+    def check(self) -> None: ...
+
+    def explaining(self) -> contextlib.AbstractContextManager[None]: ...
+
+    def limit_waiting(self, seconds: float) -> None: ...
 
 
 class ExtendedLike(Protocol):
@@ -40,24 +41,15 @@ class ExtendedLike(Protocol):
 
     def create_variable(self, spec: Any) -> Any: ...
 
-    def reduce_to(
-        self, reduce_op: Any, value: Any, destinations: Any, options: Any = None
-    ) -> Any: ...
+    def reduce_to(self, reduce_op: Any, value: Any, destinations: Any) -> Any: ...
 
     def batch_reduce_to(
-        self, reduce_op: Any, value_destination_pairs: Any, options: Any = None
+        self, reduce_op: Any, value_destination_pairs: Any, options: Any
     ) -> list[Any]: ...
 
     def broadcast_to(self, tensor: Any, destinations: Any) -> Any: ...
 
-    def update(
-        self,
-        var: Any,
-        fn: Callable[..., Any],
-        args: Sequence[Any] = (),
-        kwargs: dict[str, Any] | None = None,
-        group: bool = True,
-    ) -> Any: ...
+    def update(self, var: Any, fn: Callable[..., Any], args: Any) -> Any: ...
 
 
 class StrategyLike(Protocol):
@@ -80,12 +72,7 @@ class StrategyLike(Protocol):
 
     def place_of(self, local_index: int) -> tuple[int, Any]: ...
 
-    def run(
-        self,
-        fn: Callable[..., Any],
-        args: Sequence[Any] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any: ...
+    def run(self, fn: Callable[..., Any], args: Sequence[Any]) -> Any: ...
 
     def reduce(self, reduce_op: Any, value: Any, axis: Any) -> Any: ...
 
@@ -103,17 +90,18 @@ class StrategyLike(Protocol):
 
 
 class ReplicaLike(Protocol):
-    """A replica context, as variables use it."""
+    """A replica context, as variables and losses use it."""
 
     local_index: int
 
-    def all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any: ...
+    @property
+    def num_replicas_in_sync(self) -> int: ...
 
-    def all_gather(self, value: Any, axis: int, options: Any = None) -> Any: ...
+    def all_reduce(self, reduce_op: Any, value: Any) -> Any: ...
 
-    def merge_call(
-        self, merge_fn: Callable[..., Any], args: Any = (), kwargs: Any = None
-    ) -> Any: ...
+    def all_gather(self, value: Any, axis: int) -> Any: ...
+
+    def merge_call(self, merge_fn: Callable[..., Any], args: Any) -> Any: ...
 
     def merge(
         self, what: str, merge_fn: Callable[..., Any], args: Any, kwargs: Any = None

@@ -18,7 +18,6 @@ from mirrax._src.base import context
 from mirrax._src.base.errors import RunEagerly
 from mirrax._src.base.jax_compat import Tracer
 from mirrax._src.base.mesh import AXIS_NAME, Layout, ReplicaMesh
-from mirrax._src.base.protocols import Mode
 from mirrax._src.base.reduce_op import ReduceOp
 from mirrax._src.base.values import (
     PerReplica,
@@ -158,8 +157,7 @@ def run_on_parts(
 def gather_parts(value: ReplicaValues, mesh: ReplicaMesh, axis: int) -> jax.Array:
     """All replicas' parts joined along `axis`; they may differ in length there."""
     if value.layout is Layout.OWN:
-        frame = context.current().frame
-        if frame is not None and frame.mode is Mode.UNEVEN:
+        if context.is_uneven(context.current()):
             raise RunEagerly(
                 "a gather, whose result depends on the other replicas' shapes"
             )

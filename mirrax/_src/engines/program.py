@@ -237,7 +237,6 @@ class Program:
         """A launch that other workers take part in."""
         assert self._staged.mesh is not None
         cluster = self._staged.mesh.cluster
-        assert cluster is not None
         cluster.check()
         launches.last.begin(self._label)
         try:

@@ -228,20 +228,20 @@ class DistributedVariable(Variable):
 
     def copies(self) -> ReplicaValues:
         """All copies, as a distributed value."""
-        here = context.current()
+        frame = context.current().frame
         mesh = self.strategy.replica_mesh
-        if context.in_program(here):
-            return PerReplica.of(here.frame.read(self), mesh, Layout.OWN)
-        if here.frame is None or here.frame.mode is Mode.EAGER:
+        if frame is None or frame.mode is Mode.EAGER:
             with launching:
                 shared.add(self.number)
                 value = self.stored
-        elif here.frame.mode.is_local:
+        elif frame.mode is Mode.PART:
             raise RunEagerly(
                 "all copies of a variable, in a part that is compiled alone"
             )
         else:
-            value = here.frame.read(self)
+            value = frame.read(self)
+            if frame.mode.is_program:
+                return PerReplica.of(value, mesh, Layout.OWN)
         return value if isinstance(value, PerReplica) else Mirrored.of(value, mesh)
 
     def first(self, here: context.Context) -> jax.Array:

@@ -55,8 +55,8 @@ class MirroredVariable(DistributedVariable):
 
         frame, replica = here.frame, here.replica
         assert replica is not None
-        is_eager = frame is not None and frame.mode is Mode.EAGER
-        if is_eager and isinstance(value, Tracer):
+        is_traced = isinstance(value, Tracer)
+        if frame is not None and frame.mode is Mode.EAGER and is_traced:
             # Replicas cannot run a `merge_fn` while `jax.grad` runs, but can reduce.
             together = self._reduce_in_gradient(replica, value)
             frame.write(self, update(self.read_value, self.convert(together)))

@@ -66,7 +66,8 @@ def get_strategy() -> Strategy:
     >>> mx.distribute.get_strategy()
     the default strategy
     """
-    return context.current().strategy
+    strategy: Any = context.current().strategy
+    return strategy
 
 
 def has_strategy() -> bool:
@@ -93,5 +94,7 @@ def experimental_set_strategy(strategy: Strategy | None) -> None:
         )
     if strategy is not None and not isinstance(strategy, Strategy):
         raise TypeError(f"`strategy` must be a Strategy or None, got {strategy!r}.")
-    is_default = strategy is None or strategy is _default
-    context.replace_base(None if is_default else Context(strategy))
+    if strategy is None or strategy is _default:
+        context.replace_base(None)
+    else:
+        context.replace_base(Context(strategy))

@@ -146,9 +146,10 @@ class MultiWorkerMirroredStrategy(Strategy):
             self._cluster = join_running_jax(cluster_options)
             self._resolver = _resolver_of(self._cluster)
             task = training_cluster(self._resolver)
-        extended = self.extended_class(task, options)
+        extended = self.extended_class(task, options)  # pyright: ignore
         super().__init__(
-            extended, ReplicaMesh(_devices(task, self._cluster), self._cluster)
+            extended,
+            ReplicaMesh(_devices(task, self._cluster), self._cluster),  # pyright: ignore
         )
         extended.check_options(options)
         if self._cluster is not None:

@@ -10,7 +10,6 @@ import numpy as np
 
 from mirrax._src.base import context
 from mirrax._src.base.jax_compat import Tracer
-from mirrax._src.base.protocols import Mode
 
 
 def compute_average_loss(
@@ -121,7 +120,7 @@ def _count_examples(here: int) -> jax.Array:
             "examples on each is not known. Pass `global_batch_size`, or call it inside the "
             "function that `strategy.run` runs."
         )
-    if context.in_program(place) and place.frame.mode is not Mode.UNEVEN:
+    if context.in_program(place) and not context.is_uneven(place):
         return jnp.int32(here * place.replica.num_replicas_in_sync)
     return place.replica.all_reduce("SUM", jnp.int32(here))
 

@@ -16,7 +16,7 @@ from jax import lax
 from mirrax._src.base import context
 from mirrax._src.base.errors import warn_user
 from mirrax._src.base.jax_compat import Tracer
-from mirrax._src.base.protocols import Mode, StrategyLike
+from mirrax._src.base.protocols import StrategyLike
 from mirrax._src.base.reduce_op import VariableAggregation, VariableSynchronization
 from mirrax._src.base.values import PyTree
 from mirrax._src.collectives.options import CommunicationOptions
@@ -186,8 +186,7 @@ class Optimizer:
         is_last = state.micro_step == self._steps - 1
         if not isinstance(is_last, Tracer):
             return update() if is_last else wait()
-        here = context.current()
-        if context.in_program(here) and here.frame.mode is Mode.UNEVEN:
+        if context.is_uneven(context.current()):
             # Such a step is cut where replicas communicate, which it cannot be in a branch.
             return jax.tree.map(lambda x, y: jnp.where(is_last, x, y), update(), wait())
         return lax.cond(is_last, update, wait)
@@ -427,13 +426,15 @@ class Optimizer:
         known = {f"{v.name} ({v.number})": v for v in variables}
         own = {k: as_dense(g, v) for (k, v), g in zip(known.items(), gradients)}
 
+        replica: Any = here.replica
+
         def merge(strategy: StrategyLike, *given: Any) -> Variable:
-            together, extra = here.replica.rejoined(given)
+            together, extra = replica.rejoined(given)
             ordered = [together[key] for key in known]
             self._apply_together(strategy, ordered, variables, aggregate, extra)
             return self.iterations
 
-        return here.replica.merge("apply_gradients", merge, (own, extra_args))
+        return replica.merge("apply_gradients", merge, (own, extra_args))
 
     def _apply_together(
         self,

@@ -6,12 +6,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from mirrax._src.base import context
 from mirrax._src.base.errors import renamed
 from mirrax._src.base.reduce_op import VariableAggregation
 from mirrax._src.base.values import PyTree
 from mirrax._src.engines.replica_context import ReplicaContext, SpmdReplicaContext
 from mirrax._src.integrations.contrib.strategy import DistributionStrategy, face_of
+from mirrax._src.strategies.default import (
+    get_replica_context,
+    get_strategy,
+    has_strategy,
+)
 
 
 @dataclass(frozen=True)
@@ -46,7 +50,7 @@ class TowerContext:
     def device(self) -> str:
         """The device that this tower runs on; not known in a compiled function."""
         device = self._replica.devices[0]
-        strategy = self._replica.strategy
+        strategy: Any = self._replica.strategy
         if strategy.replica_mesh is None:
             return device
         return strategy.extended.worker_devices[self._replica.local_index]
@@ -80,7 +84,7 @@ def get_tower_context() -> TowerContext | None:
 
 def current_tower() -> TowerContext | None:
     """As `get_tower_context`."""
-    replica = context.current().replica
+    replica = get_replica_context()
     if replica is None:
         return None
     return TowerContext(face_of(replica.strategy), replica)
@@ -89,20 +93,19 @@ def current_tower() -> TowerContext | None:
 @renamed("mx.distribute.get_strategy")
 def get_cross_tower_context() -> DistributionStrategy | None:
     """The current strategy in cross-tower context, or None in a tower."""
-    here = context.current()
-    return face_of(here.strategy) if here.replica is None else None
+    return None if get_replica_context() else face_of(get_strategy())
 
 
 @renamed("mx.distribute.get_strategy")
 def get_distribution_strategy() -> DistributionStrategy:
     """The current strategy; outside any scope the default one."""
-    return face_of(context.current().strategy)
+    return face_of(get_strategy())
 
 
 @renamed("mx.distribute.has_strategy")
 def has_distribution_strategy() -> bool:
     """Whether a strategy other than the default one is current."""
-    return not context.is_default()
+    return has_strategy()
 
 
 @renamed("mx.distribute.get_replica_context")
