@@ -8,6 +8,8 @@ Importing mirrax starts no JAX backend, and loads only what has to be there befo
 
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
+from mirrax._src.base.context import set_default_context as _set_default_context
+from mirrax._src.base.doors import loading as _loading
 from mirrax._src.base.doors import open_lazily as _open_lazily
 from mirrax._src.base.logical import install as _install
 from mirrax._src.cluster.reporting import install as _install_reporting
@@ -74,5 +76,7 @@ else:
 
 _install()
 _install_reporting()
+# Variables, functions and data ask for the current strategy, and none of them loads it.
+_set_default_context(_loading("strategies.default", "_default_context"))
 
 __version__ = "0.1.0"

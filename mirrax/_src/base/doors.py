@@ -43,8 +43,7 @@ def open_lazily(
         if name in modules:
             value = importlib.import_module(f"{door}.{name}")
         elif name in homes:
-            home = importlib.import_module(f"mirrax._src.{homes[name]}")
-            value = getattr(home, name)
+            value = _load(homes[name], name)
         else:
             text = f"module {door!r} has no attribute {name!r}"
             raise AttributeError(text, name=name, obj=module)
@@ -52,3 +51,12 @@ def open_lazily(
         return value
 
     return public, list_names, load
+
+
+def loading(home: str, name: str) -> Callable[[], Any]:
+    """A function that returns `name` of a module of `mirrax._src`, and loads it for that."""
+    return lambda: _load(home, name)
+
+
+def _load(home: str, name: str) -> Any:
+    return getattr(importlib.import_module(f"mirrax._src.{home}"), name)
