@@ -19,6 +19,7 @@ from common import CHECK_HEADER, Check, print_table
 
 HERE = Path(__file__).resolve().parent
 SCRIPTS = (
+    "importing",
     "steps",
     "host_time",
     "many_steps",

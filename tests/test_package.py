@@ -59,6 +59,8 @@ def layer_of(path: Path) -> str:
 def test_importing_starts_no_backend_and_nothing_optional() -> None:
     code = """
 import sys, jax, mirrax
+for name in dir(mirrax):
+    getattr(mirrax, name)  # loads it
 from mirrax._src.base.jax_compat import backend_started
 assert not backend_started(), "a backend was started"
 heavy = {"flax", "optax", "orbax", "tensorflow", "torch", "keras", "grain", "datasets"}
@@ -66,6 +68,76 @@ heavy |= {"rich", "click", "google_crc32c"}
 assert not heavy & set(sys.modules), heavy & set(sys.modules)
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def modules_after(code: str) -> set[str]:
+    """The modules of mirrax that a new process has loaded after running `code`."""
+    code += "\nimport sys; print(*(m for m in sys.modules if m.startswith('mirrax.')))"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        check=True,
+        timeout=60,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    return set(done.stdout.split())
+
+
+def test_importing_loads_only_what_acts_before_jax_starts() -> None:
+    loaded = modules_after("import mirrax")
+    assert loaded - {"mirrax._src", "mirrax._src.base", "mirrax._src.cluster"} == {
+        "mirrax._src.base.context",
+        "mirrax._src.base.doors",
+        "mirrax._src.base.errors",
+        "mirrax._src.base.hooks",
+        "mirrax._src.base.jax_compat",
+        "mirrax._src.base.logical",
+        "mirrax._src.cluster.reporting",
+    }
+
+
+def test_strategies_load_neither_training_nor_the_older_apis() -> None:
+    loaded = modules_after("import mirrax as mx; mx.distribute.MirroredStrategy")
+    layers = {name.split(".")[2] for name in loaded if name.startswith("mirrax._src.")}
+    assert "strategies" in layers
+    assert not layers & {"train", "integrations", "testing", "command_line"}
+    assert "mirrax.distribute.cluster_resolver" not in loaded
+
+
+def test_a_part_is_loaded_when_it_is_used() -> None:
+    for code in (
+        "import mirrax as mx; mx.train.Checkpoint",
+        "from mirrax import train; train.Checkpoint",
+        "from mirrax.train import Checkpoint",
+        "import mirrax.train; mirrax.train.Checkpoint",
+        "from mirrax import *; train.Checkpoint",
+    ):
+        assert "mirrax._src.train.checkpoint" in modules_after(code), code
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "code",
+    [
+        "assert mx.Variable(1.0).numpy() == 1",
+        "assert mx.function(lambda: 1)() == 1",
+        "assert list(mx.data.Dataset.range(1)) == [0]",
+        "assert mx.nn.compute_average_loss(np.ones(2), global_batch_size=4) == 0.5",
+        "assert mx.metrics.Mean().result() == 0",
+        "with mx.MirroredStrategy().scope(): assert mx.distribute.has_strategy()",
+        "with mx.OneDeviceStrategy('CPU:0').scope(): mx.Variable(1.0)",
+    ],
+)
+def test_each_part_works_as_the_first_that_is_used(code: str) -> None:
+    modules_after(f"import numpy as np, mirrax as mx\n{code}")
+
+
+def test_a_name_that_does_not_exist_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="'mirrax' has no attribute 'trian'") as e:
+        mirrax.trian  # pyright: ignore[reportAttributeAccessIssue]  # noqa: B018
+    assert (e.value.name, e.value.obj) == ("trian", mirrax)
+    with pytest.raises(ImportError, match="cannot import name 'trian'"):
+        from mirrax import trian  # pyright: ignore  # noqa: F401
 
 
 def imported_layers(path: Path) -> set[str]:
@@ -91,6 +163,25 @@ def test_private_jax_names_are_in_one_file(path: Path) -> None:
     assert is_private == (path.name in ("jax_compat.py", "roster_server.py"))
 
 
+HOOKS = {
+    "_register_atexit",
+    "atexit",
+    "excepthook",
+    "register_at_fork",
+    "wrap_cpu_start",
+}
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_hooks_of_the_process_are_in_one_file(path: Path) -> None:
+    used = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        used |= {getattr(node, field, None) for field in ("attr", "id", "module")}
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            used |= {alias.name for alias in node.names}
+    assert HOOKS & used == (HOOKS if path.name == "hooks.py" else set())
+
+
 @pytest.mark.parametrize(
     "path", [p for p in SOURCES if p.name != "__init__.py"], ids=str
 )
@@ -100,10 +191,42 @@ def test_files_open_with_their_idea(path: Path) -> None:
 
 @pytest.mark.parametrize("name", DOORS)
 def test_doors_hold_reexports_only(name: str) -> None:
-    module = importlib.import_module(name)
-    tree = ast.parse(Path(str(module.__file__)).read_text())
+    tree = tree_of_door(name)
+    body = [node for node in tree.body if not isinstance(node, ast.If)]
+    for node in lazy_parts(tree):
+        body += node.body + node.orelse
     allowed = (ast.Import, ast.ImportFrom, ast.Expr, ast.Assign)
-    assert all(isinstance(node, allowed) for node in tree.body)
+    assert all(isinstance(node, allowed) for node in body)
+
+
+def tree_of_door(name: str) -> ast.Module:
+    return ast.parse(Path(str(importlib.import_module(name).__file__)).read_text())
+
+
+def lazy_parts(tree: ast.Module) -> list[ast.If]:
+    """`if TYPE_CHECKING: imports else: open_lazily(...)`, the only condition in a door."""
+    found = [node for node in tree.body if isinstance(node, ast.If)]
+    assert all(ast.unparse(node.test) == "_TYPE_CHECKING" for node in found)
+    return found
+
+
+@pytest.mark.parametrize("name", DOORS)
+def test_type_checkers_see_what_a_lazy_door_has(name: str) -> None:
+    tree = tree_of_door(name)
+    if not lazy_parts(tree):
+        return
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    seen = {}
+    for node in imports:
+        for alias in node.names:
+            seen[alias.asname or alias.name] = (node.module, alias.name)
+    public = {shown for shown in seen if not shown.startswith("_")}
+    door = importlib.import_module(name)
+    assert public == set(door.__all__) and public <= set(dir(door))
+    for shown in public:
+        home, own_name = seen[shown]
+        expected = getattr(importlib.import_module(str(home)), own_name)
+        assert getattr(door, shown) is expected, shown
 
 
 def public_objects() -> list[tuple[str, object]]:
@@ -112,8 +235,9 @@ def public_objects() -> list[tuple[str, object]]:
         module = importlib.import_module(name)
         found += [
             (f"{name}.{attribute}", value)
-            for attribute, value in vars(module).items()
-            if not attribute.startswith("_") and not inspect.ismodule(value)
+            for attribute in dir(module)
+            if not attribute.startswith("_")
+            and not inspect.ismodule(value := getattr(module, attribute))
         ]
     return found
 

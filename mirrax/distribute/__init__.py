@@ -1,5 +1,8 @@
 """Strategies and what belongs to them: `mx.distribute`."""
 
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+
+from mirrax._src.base.doors import open_lazily as _open_lazily
 from mirrax._src.base.reduce_op import ReduceOp as ReduceOp
 from mirrax._src.base.values import DistributedValues as DistributedValues
 from mirrax._src.base.values import Mirrored as Mirrored
@@ -38,5 +41,11 @@ from mirrax._src.strategies.multi_worker import (
 from mirrax._src.strategies.one_device import OneDeviceStrategy as OneDeviceStrategy
 from mirrax._src.strategies.arguments import RunOptions as RunOptions
 from mirrax._src.strategies.strategy import Strategy as Strategy
-from mirrax.distribute import cluster_resolver as cluster_resolver
-from mirrax.distribute import experimental as experimental
+
+if _TYPE_CHECKING:
+    from mirrax.distribute import cluster_resolver as cluster_resolver
+    from mirrax.distribute import experimental as experimental
+else:
+    __all__, __dir__, __getattr__ = _open_lazily(
+        __name__, modules=("cluster_resolver", "experimental")
+    )

@@ -390,7 +390,9 @@ def _move_to(namespace: str) -> None:
 
 if __name__ == "__main__":
     for _name in ("jax.numpy", "optax", "mirrax"):
-        importlib.import_module(_name)
+        _module = importlib.import_module(_name)
+    for _name in dir(_module):
+        getattr(_module, _name)  # loads it
     gc.collect()
     gc.freeze()  # so that children do not copy it all when they end
     if sys.platform == "linux":

@@ -29,6 +29,8 @@ _SERVER = """
 import os, sys, traceback
 import jax, jax.numpy as jnp, numpy as np, optax, orbax.checkpoint
 import mirrax as mx
+for name in dir(mx):
+    getattr(mx, name)  # loads it
 {setup}
 print("ready", flush=True)
 for line in sys.stdin:

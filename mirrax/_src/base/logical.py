@@ -22,7 +22,7 @@ from typing import Any
 
 import jax
 
-from mirrax._src.base import jax_compat
+from mirrax._src.base import hooks, jax_compat
 from mirrax._src.base.jax_compat import Device
 
 # The first of these that is set sizes the pool.
@@ -57,8 +57,7 @@ class LogicalDevice:
 
 def install() -> None:
     """Sees to the pool when JAX starts its CPU client; called when mirrax is imported."""
-    if not jax_compat.backend_started():
-        jax_compat.wrap_cpu_start(_sized_pool)
+    hooks.around_cpu_start(_sized_pool)
 
 
 @contextlib.contextmanager

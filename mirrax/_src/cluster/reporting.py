@@ -11,10 +11,11 @@ import os
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
+from mirrax._src.base import hooks
 from mirrax._src.base.errors import UnavailableError
 
 _path: Path | None = None
@@ -30,19 +31,15 @@ def install() -> None:
     if not name:
         return
     _path = Path(name)
-    shows, process = sys.excepthook, os.getpid()
+    hooks.on_uncaught(_show_and_report)
 
-    def excepthook(
-        kind: type[BaseException], error: BaseException, trace: TracebackType | None
-    ) -> None:
-        now = time.time()
-        try:
-            shows(kind, error, trace)
-        finally:
-            if os.getpid() == process:
-                write_report(error, now)
 
-    sys.excepthook = excepthook
+def _show_and_report(error: BaseException, show: Callable[[], None]) -> None:
+    now = time.time()
+    try:
+        show()
+    finally:
+        write_report(error, now)
 
 
 def write_report(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import json
 import os
@@ -18,7 +17,7 @@ from typing import Any
 
 import jax
 
-from mirrax._src.base import jax_compat, logical
+from mirrax._src.base import hooks, jax_compat, logical
 from mirrax._src.base.errors import UnavailableError
 from mirrax._src.cluster.reporting import message_of
 from mirrax._src.cluster.roster import Roster
@@ -403,30 +402,25 @@ def _connect_jax(roster: Roster, host: str) -> None:
 
 def _install_hooks(cluster: Cluster) -> None:
     """Has the others told how this process ends, and its user which worker was lost."""
-    previous, process = sys.excepthook, os.getpid()
 
-    def tell(kind: type[BaseException], error: BaseException, trace: Any) -> None:
-        if os.getpid() != process:
-            previous(kind, error, trace)
-            return
+    def tell(error: BaseException, show: Callable[[], None]) -> None:
         explanation = cluster.explanation_of(error)
         if explanation is not None and error.__cause__ is None:
             error.__cause__ = explanation
-        previous(kind, error, trace)
+        show()
         if explanation is not None:
             print(f"mirrax: {explanation}", file=sys.stderr, flush=True)
         cluster.tell_failed(error)
 
-    sys.excepthook = tell
-    atexit.register(cluster.leave)
-    os.register_at_fork(after_in_child=_forget)
+    hooks.on_uncaught(tell)
+    hooks.on_exit(cluster.leave)
+    hooks.after_fork_in_child(_forget)
 
 
 def _forget() -> None:
     """In a child process: neither its end nor its failure is that of the worker."""
     global _current
     if _current is not None:
-        atexit.unregister(_current.leave)
         _current.forget()
     _current = None
     for server in _servers:

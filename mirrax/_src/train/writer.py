@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 import weakref
@@ -10,6 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from mirrax._src.base import hooks
 from mirrax._src.base.errors import warn_user
 from mirrax._src.cluster.runtime import current_cluster
 from mirrax._src.train import storage
@@ -126,11 +126,8 @@ class Writer:
         """Makes the end of the program wait; threads of Orbax cannot be started after it."""
         if self._waits_at_exit:
             return
-        # `atexit` is too late: Python then refuses new threads, which Orbax needs.
-        import concurrent.futures.thread  # noqa: F401 - its own hook has to run after this one
-
         try:
-            threading._register_atexit(self._finish)  # type: ignore[attr-defined]
+            hooks.before_threads_end(self._finish)
         except RuntimeError:
             raise RuntimeError(
                 f"The checkpoint {path} was not saved: the program is ending. Save before "
@@ -155,7 +152,7 @@ class Writer:
 
 
 writer = Writer()
-os.register_at_fork(after_in_child=writer.forget)
+hooks.after_fork_in_child(writer.forget)
 
 
 def wait_for_saves() -> None:
