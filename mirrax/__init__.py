@@ -77,6 +77,6 @@ else:
 _install()
 _install_reporting()
 # Variables, functions and data ask for the current strategy, and none of them loads it.
-_set_default_context(_loading("strategies.default", "_default_context"))
+_set_default_context(_loading("strategies.default", "default_context"))
 
 __version__ = "0.1.0"

@@ -56,8 +56,8 @@ class _DefaultStrategy(Strategy):
 
 
 _default = _DefaultStrategy()
-_default_context = Context(_default, replica=ReplicaContext(_default))
-context.set_default_context(lambda: _default_context)
+default_context = Context(_default, replica=ReplicaContext(_default))
+context.set_default_context(lambda: default_context)
 
 
 def get_strategy() -> Strategy:
