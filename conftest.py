@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import mirrax as mx
+from mirrax._src.engines.dispatch import eager_runs
 from mirrax._src.train.writer import wait_for_saves
 
 mx.config.set_logical_device_configuration(cpu=8)
@@ -22,6 +23,7 @@ mx.config.set_logical_device_configuration(cpu=8)
 @pytest.fixture(autouse=True)
 def nothing_leaks() -> Iterator[None]:
     """No test leaves a scope, a thread or a switch behind."""
+    eager_runs.clear()  # tests run the same code very often
     yield
     wait_for_saves()
     assert not mx.distribute.has_strategy(), "a test left a scope open"

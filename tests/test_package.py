@@ -92,6 +92,7 @@ def test_importing_loads_only_what_acts_before_jax_starts() -> None:
         "mirrax._src.base.hooks",
         "mirrax._src.base.jax_compat",
         "mirrax._src.base.logical",
+        "mirrax._src.base.protocols",
         "mirrax._src.cluster.reporting",
     }
 

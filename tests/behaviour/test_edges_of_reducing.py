@@ -97,7 +97,8 @@ def test_reduce_to_of_a_nested_structure_reduces_each_part(to, where, strategy):
     value = {"a": per(1.0, 3.0), "b": [per(2.0, 4.0)]}
     with scope_if(where, strategy):
         out = strategy.extended.reduce_to("SUM", value, target)
-        rows = strategy.extended.reduce_to("MEAN", [per(1.0, 3.0), per(2.0, 4.0)], to)
+        many = [per(1.0, 3.0), per(2.0, 4.0)]
+        rows = strategy.extended.reduce_to("MEAN", many, target)
     assert float(out["a"]) == 4.0
     assert float(out["b"][0]) == 6.0
     assert isinstance(out["a"], Mirrored) == (to == "a variable")

@@ -14,10 +14,10 @@ import pytest
 
 import mirrax as mx
 from mirrax._src.input.blocks import value_of
+from mirrax._src.input.feeding import distribute_from_function
 from mirrax._src.input.options import InputOptions
 from mirrax._src.input.sharding import make_plan
 from mirrax._src.input.splitting import Share
-from mirrax._src.input.feeding import distribute_from_function
 
 RECORDED = Path(__file__).parents[1] / "conformance" / "recorded" / "workers.json"
 ENTRIES = json.loads(RECORDED.read_text())["entries"]

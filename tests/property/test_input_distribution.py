@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 import mirrax as mx
 from mirrax._src.input.blocks import value_of
 from mirrax._src.input.distributed import DistributedDataset
+from mirrax._src.input.feeding import distribute_from_function
 from mirrax._src.input.options import InputContext, InputOptions
 from mirrax._src.input.sharding import make_plan
 from mirrax._src.input.splitting import Share
-from mirrax._src.input.feeding import distribute_from_function
 
 from .examples import examples
 

@@ -370,8 +370,12 @@ def part_of(leaf: Any, mesh: ReplicaMesh | None, local_index: int | None) -> Any
         return _part_in_program(leaf)
     if not isinstance(leaf, ReplicaValues):
         return leaf if mesh is None else mesh.local_view(leaf, local_index)
+    if isinstance(leaf, Mirrored) and len(leaf.values) == 1:
+        local_index = 0
     if mesh is None:
         return leaf.values[local_index]
+    if isinstance(leaf, Mirrored) and len(leaf.values) != len(mesh.local_ids):
+        return on_device(leaf.values[0], mesh.local_devices[local_index])
     check_parts(leaf, mesh)
     return on_device(leaf.values[local_index], mesh.local_devices[local_index])
 
@@ -387,6 +391,19 @@ def _part_in_program(leaf: Any) -> Any:
         raise RunEagerly("parts that are no arrays, in the replicas' one program")
     parts = jnp.stack([jnp.asarray(part) for part in leaf.values])
     return parts[lax.axis_index(AXIS_NAME) % len(leaf.values)]
+
+
+def only_part(value: Any) -> Any:
+    """`value` where there is one replica: the one part, or a copy."""
+    if not isinstance(value, ReplicaValues):
+        return value
+    if isinstance(value, PerReplica) and len(value.values) != 1:
+        raise ValueError(
+            f"A PerReplica value with {len(value.values)} parts cannot be used with a "
+            "strategy of one replica, which would drop all but the first. Use the strategy "
+            "that made it."
+        )
+    return value.values[0]
 
 
 def parts_of(tree: PyTree, mesh: ReplicaMesh | None, local_index: int | None) -> PyTree:

@@ -17,8 +17,8 @@ from mirrax._src.engines.eager import run_eagerly
 from mirrax._src.engines.function import Function, functions_run_eagerly
 from mirrax._src.engines.trace import run_in_trace
 
-_HINT_AFTER = 500
-_eager_runs: Counter[Any] = Counter()
+_HINT_AFTER = 1000
+eager_runs: Counter[Any] = Counter()
 
 
 def run_replicas(
@@ -65,8 +65,8 @@ def _note_eager_run(fn: Any) -> None:
     code = getattr(fn, "__code__", None)
     if code is None or functions_run_eagerly():
         return
-    _eager_runs[code] += 1
-    if _eager_runs[code] == _HINT_AFTER:
+    eager_runs[code] += 1
+    if eager_runs[code] == _HINT_AFTER:
         warn_user(
             f"{code.co_name!r} has run {_HINT_AFTER} times as plain Python, operation by "
             f"operation on every replica. `mx.function({code.co_name})` compiles it to one "

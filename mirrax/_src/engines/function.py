@@ -318,17 +318,21 @@ class Function:
         avals = tuple(map(abstract, call.arrays))
         key = ((place, mesh), call.signature, avals)
         candidates = self._programs.setdefault(key, [])
-        program = next((p for p in candidates if p.layouts_match()), None)
-        if program is None:
-            staged = stage(call)
-            label = describe_program(self, avals)
-            if staged.mesh is not None and staged.mesh.cluster is not None:
-                staged.mesh.cluster.compare(label)
-            program = Program(staged, self._donated_leaves(call.signature), label)
-            self.note_trace(key)
-            candidates.append(program)
-        self._last[place] = program
-        return program.compile_and_call(call)
+        while True:
+            program = next((p for p in candidates if p.layouts_match()), None)
+            if program is None:
+                staged = stage(call)
+                label = describe_program(self, avals)
+                if staged.mesh is not None and staged.mesh.cluster is not None:
+                    staged.mesh.cluster.compare(label)
+                program = Program(staged, self._donated_leaves(call.signature), label)
+                self.note_trace(key)
+                candidates.append(program)
+            self._last[place] = program
+            try:
+                return program.compile_and_call(call)
+            except SignatureChanged:
+                pass  # another thread has laid out a variable otherwise since
 
     def _donated_leaves(self, signature: Signature) -> list[bool]:
         """For each array among the arguments whether the user gives it up."""

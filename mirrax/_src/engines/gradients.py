@@ -94,7 +94,7 @@ def _differentiate(
         written[:] = frame.writes
         return value, (aux, list(frame.writes.values()))
 
-    values = [v.read_value() for v in variables]
+    values = [v.__jax_array__() for v in variables]
     (value, (aux, writes)), gradients = jax.value_and_grad(pure, has_aux=True)(values)
     for variable, new in zip(written, writes):
         variable.store_agreed(new)

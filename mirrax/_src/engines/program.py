@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from mirrax._src.base import launches
 from mirrax._src.base.jax_compat import ConcreteArray
 from mirrax._src.base.logical import after_launch, launching
-from mirrax._src.base.mesh import Layout
+from mirrax._src.base.mesh import Layout, ReplicaMesh
 from mirrax._src.base.values import (
     Mirrored,
     PerReplica,
@@ -31,6 +31,11 @@ from mirrax._src.state.variable import Home, Variable, lost, shared
 
 _is_deleted = ConcreteArray.is_deleted
 _flatten = jax.tree_util.tree_flatten
+_MIXED = (
+    "A compiled function uses values or variables of strategies with different devices, which "
+    "cannot be one program. Call it for each strategy, or run that part outside `mx.function`. "
+    "JAX says: {}"
+)
 
 
 class SignatureChanged(BaseException):
@@ -97,6 +102,21 @@ def _is_concrete(value: Any) -> bool:
     return type(value) is ConcreteArray
 
 
+def lies_on(variable: Variable, mesh: ReplicaMesh | None) -> bool:
+    """Whether a program on `mesh` takes what the variable stores as it is.
+
+    One of another strategy lies on other devices, and an ordinary one may.
+    """
+    is_ours = isinstance(variable, DistributedVariable)
+    return is_ours and (mesh is None or variable.strategy.replica_mesh == mesh)
+
+
+def one_copy_of(variable: Variable) -> jax.Array:
+    """The value of a variable that has one, whatever strategy made it."""
+    stored = variable.stored
+    return stored.values[0] if isinstance(stored, PerReplica) else first_copy(stored)
+
+
 class Program:
     """A staged function, compiled."""
 
@@ -134,8 +154,10 @@ class Program:
 
     def layouts_match(self) -> bool:
         """Whether the variables lie on the mesh as they did when this was traced."""
-        reads = self._staged.reads.items()
-        return all(v.in_one_array()[1] is layout for v, layout in reads)
+        return all(
+            v.in_one_array()[1] is layout or not lies_on(v, self._staged.mesh)
+            for v, layout in self._staged.reads.items()
+        )
 
     # Calling -------------------------------------------------------------------------
 
@@ -152,8 +174,11 @@ class Program:
         return self._call(arrays, given)
 
     def compile_and_call(self, call: Call) -> PyTree:
-        """The result; JAX may trace the program again: for other placements, say."""
-        self._sealed = False
+        """The result; JAX may trace the program again: for other placements, say.
+
+        Raises:
+            SignatureChanged: If another thread has just laid out a variable otherwise.
+        """
         arrays = call.arrays
         if self._staged.moves_arguments:
             layouts = self.signature.layouts()
@@ -161,14 +186,25 @@ class Program:
                 a if layout.is_split else placed(a, self._staged.mesh)
                 for a, layout in zip(arrays, layouts)
             ]
-        result = self._call(arrays, call.given)
+        try:
+            result = self._call(arrays, call.given, may_trace=True)
+        except ValueError as error:
+            if "incompatible devices" in str(error):
+                raise ValueError(_MIXED.format(error)) from None
+            raise
         plan = Plan(call, self._staged)
         self._plan = plan if plan.is_usable else None
         return result
 
-    def _call(self, arrays: list[Any], given: list[Any]) -> PyTree:
+    def _call(
+        self, arrays: list[Any], given: list[Any], may_trace: bool = False
+    ) -> PyTree:
         # One at a time: a second thread must not take arrays that are being donated.
         with launching:
+            if may_trace:
+                if not self.layouts_match():
+                    raise SignatureChanged
+                self._sealed = False
             if lost:
                 self._check_not_lost()
             if shared and not shared.isdisjoint(self._reused_numbers):
@@ -203,12 +239,9 @@ class Program:
         return reused, donated, kept, arrays
 
     def _arrays_of(self, variables: Sequence[Variable]) -> list[jax.Array]:
-        # An ordinary variable may have been left on the devices of another strategy.
         mesh = self._staged.mesh
         return [
-            v.in_one_array()[0]
-            if isinstance(v, DistributedVariable)
-            else placed(v.stored, mesh)
+            v.in_one_array()[0] if lies_on(v, mesh) else placed(one_copy_of(v), mesh)
             for v in variables
         ]
 

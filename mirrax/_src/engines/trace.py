@@ -32,8 +32,8 @@ from mirrax._src.engines.arguments import Signature, is_apart, sort_arguments
 from mirrax._src.engines.jaxprs import invariant_outputs, only_used
 from mirrax._src.engines.replica_context import SpmdReplicaContext
 from mirrax._src.engines.staged import Out, Staged, Trace, wrapped
-from mirrax._src.state.distributed import DistributedVariable
 from mirrax._src.state.frame import Frame
+from mirrax._src.state.on_read import SyncOnReadVariable
 from mirrax._src.state.variable import Variable, live_variables
 
 # A replica function ---------------------------------------------------------------------
@@ -84,7 +84,10 @@ def trace_replica(
     """
     mesh = strategy.replica_mesh
     who = who or f"the one program for all {strategy.num_replicas_in_sync} replica(s)"
-    variables = {v: _layout_in(v, parent) for v in usable_variables(strategy)}
+    variables = {
+        v: _layout_in(v, parent) if v.strategy is strategy else Layout.PLAIN
+        for v in usable_variables(strategy)
+    }
     layouts = signature.layouts()
 
     def body(values: list[jax.Array], arrays: list[jax.Array]) -> Any:
@@ -168,7 +171,7 @@ def run_in_trace(
     traced = trace_replica(
         strategy, fn, call.signature, avals, is_update=is_update, parent=parent
     )
-    values = [_array_in(v, parent) for v in traced.reads]
+    values = [_array_in(v, parent, strategy) for v in traced.reads]
     results, written = traced.apply(values, call.arrays, traced.closed.consts)
     for (variable, layout), array in zip(traced.writes.items(), written):
         if parent is None:
@@ -299,11 +302,14 @@ def _mesh_used(frame: Frame) -> ReplicaMesh | None:
 
 
 def usable_variables(strategy: StrategyLike) -> list[Variable]:
-    """The variables that replicas of `strategy` can use: its own and ordinary ones."""
+    """The variables that replicas of `strategy` can use.
+
+    Of another strategy those that have one value; replicas can read them.
+    """
     return [
         v
         for v in live_variables()
-        if v.strategy is strategy or not isinstance(v, DistributedVariable)
+        if v.strategy is strategy or not isinstance(v, SyncOnReadVariable)
     ]
 
 
@@ -330,10 +336,11 @@ def _layout_in(variable: Variable, parent: Frame | None) -> Layout:
     return _laid_out(variable, parent.look_up(variable))[1]
 
 
-def _array_in(variable: Variable, parent: Frame | None) -> Any:
-    if parent is None:
-        return variable.in_one_array()[0]
-    return _laid_out(variable, parent.read(variable))[0]
+def _array_in(variable: Variable, parent: Frame | None, strategy: StrategyLike) -> Any:
+    value = variable.stored if parent is None else parent.read(variable)
+    if isinstance(value, PerReplica) and variable.strategy is not strategy:
+        return value.values[0]
+    return _laid_out(variable, value)[0]
 
 
 def _whole_shape(variable: Variable, layout: Layout) -> tuple[int, ...]:

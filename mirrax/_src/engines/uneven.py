@@ -40,6 +40,7 @@ from mirrax._src.engines.arguments import Kind, Signature, Static
 from mirrax._src.engines.cutting import Cut, cut_trace, equal_outputs
 from mirrax._src.engines.eager import run_eagerly
 from mirrax._src.engines.jaxprs import is_combining
+from mirrax._src.engines.program import lies_on, one_copy_of
 from mirrax._src.engines.staged import Trace
 from mirrax._src.engines.trace import trace_replica, until_no_new_variables
 from mirrax._src.state.variable import shared
@@ -93,7 +94,7 @@ def _cut(
     """The function for one replica's shapes; traced if it has not been yet."""
     known = function.cuts.setdefault((strategy, signature, avals), [])
     for cut in known:
-        if all(v.in_one_array()[1] is k for v, k in cut.trace.reads.items()):
+        if cut.layouts_match():
             return cut
 
     def trace() -> Trace:
@@ -190,7 +191,10 @@ def _bind_inputs(
     cut: Cut, own: Sequence[Any], local_index: int, mesh: ReplicaMesh
 ) -> Env:
     replica_id = np.int32(mesh.local_ids[local_index])
-    copies = [part_of(v.stored, mesh, local_index) for v in cut.trace.reads]
+    copies = [
+        part_of(v.stored if lies_on(v, mesh) else one_copy_of(v), mesh, local_index)
+        for v in cut.trace.reads
+    ]
     values = [replica_id, *copies, *own]
     consts = [mesh.local_view(const, local_index) for const in cut.consts]
     return dict(zip([*cut.jaxpr.invars, *cut.jaxpr.constvars], [*values, *consts]))

@@ -108,13 +108,20 @@ class DistributedVariable(Variable):
 
     def read_value(self) -> jax.Array:
         here = context.current()
+        self._check_strategy(here, "read")
+        return self._read(here)
+
+    value = read_value
+
+    def __jax_array__(self) -> jax.Array:
+        return self._read(context.current())
+
+    def _read(self, here: context.Context) -> jax.Array:
         if self._is_own_copy(here):
             return here.frame.read(self) if here.frame else self.read_concrete()
         if here.frame is None:
             self.check_readable()
         return self._read_together(here)
-
-    value = read_value
 
     def _is_own_copy(self, here: context.Context) -> bool:
         """Whether the current code works for one replica, and so with its copy."""
@@ -134,23 +141,18 @@ class DistributedVariable(Variable):
         elif here.replica is not None and self._is_own_copy(here):
             self._assign_in_replica(here, value, update)
         else:
-            self._check_strategy(here)
+            self._check_strategy(here, "assigned")
             self._assign_together(here, value, update)
 
-    def _check_strategy(self, here: context.Context) -> None:
+    def _check_strategy(self, here: context.Context, what: str) -> None:
         """Raises if the current code works for another strategy than the variable's."""
         if here.strategy is self.strategy or context.is_default():
             return
-        if here.replica is not None:
-            raise ValueError(
-                f"Variable {self.name!r} belongs to another strategy than the one whose "
-                "replica assigns it. Make it in the scope of the strategy that runs the "
-                "function."
-            )
+        place = "scope" if here.replica is None else "replica"
         raise RuntimeError(
-            f"Variable {self.name!r} was made in the scope of {self.strategy!r} and is "
-            f"assigned in that of {here.strategy!r}. Strategies cannot be mixed: assign it in "
-            "its own strategy's scope, or outside of all."
+            f"Variable {self.name!r} was made in the scope of {self.strategy!r} and is {what} "
+            f"in a {place} of {here.strategy!r}. Strategies cannot be mixed: make it in the "
+            "scope of the strategy that uses it, or do this outside of all scopes."
         )
 
     def _assign_in_replica(

@@ -96,7 +96,7 @@ class Frame:
         if self._parent is not None and self._parent.mode.is_local == is_local:
             return self._parent.look_up(variable, counts)
         if self.mode.is_program and not any(variable is v for v in self.created):
-            raise ValueError(
+            raise RuntimeError(
                 f"Variable {variable.name!r} belongs to another strategy than the one that "
                 "runs this compiled function. Make it in the scope of this strategy, or "
                 "pass its value as an argument."

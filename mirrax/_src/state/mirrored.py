@@ -13,7 +13,7 @@ from mirrax._src.base.jax_compat import Tracer
 from mirrax._src.base.logical import launching
 from mirrax._src.base.protocols import Mode, ReplicaLike, StrategyLike
 from mirrax._src.base.reduce_op import ReduceOp, VariableAggregation
-from mirrax._src.base.values import PerReplica, is_number
+from mirrax._src.base.values import PerReplica, is_number, part_of
 from mirrax._src.state.distributed import DistributedVariable, aggregate
 
 
@@ -62,6 +62,9 @@ class MirroredVariable(DistributedVariable):
             frame.write(self, update(self.read_value, self.convert(together)))
             return
         is_plain = is_number(value) or isinstance(value, bool)
+        if isinstance(value, PerReplica):  # captured: each replica brings its part
+            index = None if context.in_program(here) else context.local_index(here)
+            value = part_of(value, self.strategy.replica_mesh, index)
 
         def merge(strategy: StrategyLike, value: Any) -> None:
             together = aggregate(strategy, value, self.aggregation, self)

@@ -28,6 +28,9 @@ class SyncOnReadVariable(DistributedVariable):
             mesh = strategy.replica_mesh
             self.stored = PerReplica(self._copies(), mesh.equal_shapes(self), mesh)
 
+    def __jax_array__(self) -> jax.Array:
+        return self.read_value()
+
     def _read_together(self, here: context.Context) -> jax.Array:
         if self.aggregation is VariableAggregation.NONE:
             raise ValueError(

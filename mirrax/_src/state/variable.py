@@ -86,6 +86,11 @@ class VariableSpec:
                 )
             if isinstance(value, Variable | Mirrored):
                 value = value.__jax_array__()
+            if isinstance(value, PerReplica):
+                raise ValueError(
+                    "A variable starts with one value for all replicas, but `initial_value` "
+                    f"has one for each: {value!r}. Assign it when the variable is made."
+                )
             if value is None:
                 raise ValueError(
                     "A variable needs an `initial_value`: an array, a number or a "
@@ -107,7 +112,9 @@ class _VariableType(type):
         super().__init__(*args)
         node: Any = cls
         jax.tree_util.register_pytree_node(
-            node, lambda v: ((v.read_value(),), None), lambda _, children: children[0]
+            node,
+            lambda v: ((v.__jax_array__(),), None),
+            lambda _, children: children[0],
         )
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
@@ -326,6 +333,12 @@ class Variable(ArrayLike, Atom, metaclass=_VariableType):
 
     def convert(self, value: Any) -> jax.Array:
         """`value` as an array of this variable's shape and dtype."""
+        if isinstance(value, PerReplica):
+            raise ValueError(
+                f"Variable {self.name!r} is assigned a PerReplica value, which has parts for all "
+                "replicas, where one is needed. Pass it to `run` as an argument: each replica gets its "
+                "own part."
+            )
         array = jnp.asarray(value)
         if array.shape != self.shape:
             raise ValueError(

@@ -32,6 +32,7 @@ class _DefaultStrategy(Strategy):
     """What is current outside any scope: runs everything in place, as one replica."""
 
     __module__ = "mirrax.distribute"
+    has_plain_values = True
 
     def __init__(self) -> None:
         extended = _DefaultExtended()

@@ -24,6 +24,7 @@ from mirrax._src.base.values import (
     ReplicaValues,
     check_parts,
     is_number,
+    only_part,
 )
 from mirrax._src.collectives.algorithms import NcclAllReduce
 from mirrax._src.collectives.destinations import copy_to, destination_devices
@@ -223,7 +224,9 @@ class StrategyExtended:
         pairs = check_pairs(value_destination_pairs)
         flat = [jax.tree.flatten(value, is_leaf=is_reducible) for value, _ in pairs]
         each = [
-            (leaf, d) for (leaves, _), (_, d) in zip(flat, pairs) for leaf in leaves
+            (leaf.copies() if isinstance(leaf, DistributedVariable) else leaf, d)
+            for (leaves, _), (_, d) in zip(flat, pairs)
+            for leaf in leaves
         ]
         it = iter(self._reduce_each(op, each, options))
         return [jax.tree.unflatten(tree, [next(it) for _ in ls]) for ls, tree in flat]
@@ -269,7 +272,7 @@ class StrategyExtended:
             return value
         if isinstance(value, ReplicaValues):
             if count == 1:
-                value = value.values[0]
+                value = only_part(value)
             elif op is ReduceOp.SUM:
                 whole = value.array if value.array is not None else value.values[0]
                 value = whole * count

@@ -36,6 +36,7 @@ class OneDeviceStrategy(Strategy):
 
     __module__ = "mirrax.distribute"
     extended_class = OneDeviceExtended
+    has_plain_values = True
 
     def __init__(self, device: DeviceLike) -> None:
         mesh = ReplicaMesh((resolve_device(device),))

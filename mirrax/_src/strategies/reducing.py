@@ -24,6 +24,7 @@ from mirrax._src.base.values import (
     is_distributed,
     is_numeric,
     join,
+    only_part,
 )
 from mirrax._src.collectives.launch import launch
 from mirrax._src.collectives.programs import run_on_parts
@@ -110,7 +111,7 @@ def reduce_leaf(
 def _reduce_across(strategy: StrategyLike, op: ReduceOp, value: Any) -> Any:
     mesh = strategy.replica_mesh
     if mesh is None or mesh.size == 1:
-        return value if isinstance(value, IndexedSlices) else value.values[0]
+        return value if isinstance(value, IndexedSlices) else only_part(value)
     reduced = strategy.extended.reduce_to(op, value, mesh.local_devices)
     return jax.tree.map(_plain, reduced, is_leaf=is_distributed)
 
@@ -170,9 +171,7 @@ def _reduce_along(
     axes = axis if isinstance(axis, int) else tuple(axis)
     mesh = strategy.replica_mesh
     if mesh is None or mesh.size == 1:
-        array = jnp.asarray(
-            value.values[0] if isinstance(value, ReplicaValues) else value
-        )
+        array = jnp.asarray(only_part(value))
         _check_axis(array, axes, path)
         total = jnp.sum(array, axes)
         return total if op is ReduceOp.SUM else total / _count(array, axes)

@@ -64,10 +64,10 @@ def enter_scope(strategy: StrategyLike) -> context.enter:
 
 
 def check_not_in_replica(what: str) -> None:
-    """Raises in a replica function, where data cannot be distributed."""
+    """Raises in a replica function, where data and values cannot be distributed."""
     here = context.current()
     if here.replica is not None and not context.is_default():
         raise RuntimeError(
-            f"`{what}` is called inside a replica function. Distribute the dataset outside "
-            "`run`, and pass its batches to it."
+            f"`{what}` is called inside a replica function. Call it outside `run`, and pass "
+            "what it gives to the function."
         )

@@ -53,6 +53,8 @@ class Strategy:
 
     # What `extended` is made of; an older generation has more methods there.
     extended_class: type[StrategyExtended] = StrategyExtended
+    # Whether what it gives for its one replica is not wrapped, as in TensorFlow.
+    has_plain_values = False
 
     def __init__(self, extended: StrategyExtended, mesh: ReplicaMesh | None) -> None:
         self._extended = extended
@@ -416,16 +418,16 @@ class Strategy:
           1: 10
         }
         """
-        with self.entered("experimental_distribute_values_from_function"):
-            ids = self.replica_mesh.local_ids if self.replica_mesh else (0,)
-            values = [value_fn(ValueContext(i, self.num_replicas_in_sync)) for i in ids]
-            return regroup(
-                values, self.describe_replica, self._per_replica, lambda _: False
-            )
+        check_not_in_replica("experimental_distribute_values_from_function")
+        if self.has_plain_values:
+            return value_fn(ValueContext())
+        count, ids = self.num_replicas_in_sync, self.replica_mesh.local_ids
+        values = [value_fn(ValueContext(i, count)) for i in ids]
+        return regroup(
+            values, self.describe_replica, self._per_replica, lambda _: False
+        )
 
     def _per_replica(self, parts: Sequence[Any]) -> PerReplica:
-        if self.replica_mesh is None:
-            return PerReplica(parts)
         mesh = self.replica_mesh
         if any(isinstance(part, Tracer) for part in parts):
             array, layout = join(PerReplica(parts), mesh)
