@@ -62,18 +62,12 @@ class ReplicaValues(Atom):
             or not in one array.
     """
 
-    __slots__ = ("_parts", "array", "mesh", "layout", "shapes")
+    __slots__ = ("_parts", "array", "mesh")
     array: Any
     mesh: ReplicaMesh | None
     layout: Layout | None
     shapes: tuple[Any, ...] | None
-
-    def __init__(
-        self, values: Iterable[Any], shapes: Any = None, mesh: ReplicaMesh | None = None
-    ) -> None:
-        self._parts: tuple[Any, ...] | None = tuple(values)
-        self.array = self.layout = None
-        self.mesh, self.shapes = mesh, shapes
+    _parts: tuple[Any, ...] | None
 
     @property
     def values(self) -> tuple[Any, ...]:
@@ -108,8 +102,14 @@ class PerReplica(ReplicaValues):
     }
     """
 
-    __slots__ = ()
+    __slots__ = ("layout", "shapes")
     __module__ = "mirrax.distribute"
+
+    def __init__(
+        self, values: Iterable[Any], shapes: Any = None, mesh: ReplicaMesh | None = None
+    ) -> None:
+        self._parts, self.array, self.layout = tuple(values), None, None
+        self.mesh, self.shapes = mesh, shapes
 
     @classmethod
     def of(cls, array: Any, mesh: ReplicaMesh | None, layout: Layout) -> PerReplica:
@@ -154,14 +154,21 @@ class Mirrored(ReplicaValues, ArrayLike):
 
     __slots__ = ()
     __module__ = "mirrax.distribute"
+    shapes = None
+
+    def __init__(self, values: Iterable[Any], mesh: ReplicaMesh | None = None) -> None:
+        self._parts, self.array, self.mesh = tuple(values), None, mesh
 
     @classmethod
     def of(cls, array: Any, mesh: ReplicaMesh | None) -> Mirrored:
         """The value whose copies are those of an array that is the same on all devices."""
         self = cls.__new__(cls)
-        self._parts = self.shapes = None
-        self.array, self.mesh, self.layout = array, mesh, Layout.MIRRORED
+        self._parts, self.array, self.mesh = None, array, mesh
         return self
+
+    @property
+    def layout(self) -> Layout | None:
+        return None if self.array is None else Layout.MIRRORED
 
     def _take_apart(self) -> tuple[Any, ...]:
         if isinstance(self.array, Tracer):

@@ -322,10 +322,12 @@ class Function:
             program = next((p for p in candidates if p.layouts_match()), None)
             if program is None:
                 staged = stage(call)
-                label = describe_program(self, avals)
-                if staged.mesh is not None and staged.mesh.cluster is not None:
+                donated = self._donated_leaves(call.signature)
+                program = Program(staged, donated, self._donate)
+                if staged.mesh is not None and staged.mesh.is_shared:
+                    label = describe_program(self, avals)
                     staged.mesh.cluster.compare(label)
-                program = Program(staged, self._donated_leaves(call.signature), label)
+                    program.watch(label)
                 self.note_trace(key)
                 candidates.append(program)
             self._last[place] = program

@@ -80,6 +80,7 @@ def stage_steps(
             traced.mesh,
         ),
         result=replace(traced, outs=loop.outs).result,
+        bare_tree=None,
     )
 
 

@@ -7,6 +7,7 @@ next call, which passes it on as it is.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -31,6 +32,10 @@ from mirrax._src.state.variable import Home, Variable, lost, shared
 
 _is_deleted = ConcreteArray.is_deleted
 _flatten = jax.tree_util.tree_flatten
+_TWICE = (
+    "An array is donated twice: it appears twice among the arguments that `donate_argnums` "
+    "names. Copy it first, `jnp.copy(x)`."
+)
 _MIXED = (
     "A compiled function uses values or variables of strategies with different devices, which "
     "cannot be one program. Call it for each strategy, or run that part outside `mx.function`. "
@@ -62,6 +67,8 @@ class Plan:
         ]
         self._static = [(i, k) for i, k in enumerate(kinds) if isinstance(k, Static)]
         self._dynamic = [i for i, k in enumerate(kinds) if isinstance(k, Layout)]
+        # Without values of replicas there is nothing to ask about each node.
+        self._is_leaf = is_leaf if any(map(is_leaf, call.leaves)) else None
         arrays = ConcreteArray, Mirrored, PerReplica
         self._are_arrays = all(t in arrays for t in self._types)
         # Values that have to be put together, moved or compared take the long way.
@@ -73,7 +80,7 @@ class Plan:
 
     def take(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
         """The arrays for the program, and the same leaves as they are given."""
-        leaves, tree = _flatten((args, kwargs), is_leaf)
+        leaves, tree = _flatten((args, kwargs), self._is_leaf)
         if tree != self._tree or tuple(map(type, leaves)) != self._types:
             raise SignatureChanged
         arrays = leaves
@@ -93,9 +100,12 @@ class Plan:
             arrays = [arrays[i] for i in self._dynamic]
             leaves = [leaves[i] for i in self._dynamic]
         known = arrays if self._are_arrays else filter(_is_concrete, arrays)
-        if any(map(_is_deleted, known)):
-            raise SignatureChanged  # the long way says what is wrong
-        return arrays, leaves
+        try:
+            if not any(map(_is_deleted, known)):
+                return arrays, leaves
+        except TypeError:
+            pass  # a mirrored value that is not in one array
+        raise SignatureChanged  # the long way puts it together, or says what is wrong
 
 
 def _is_concrete(value: Any) -> bool:
@@ -118,14 +128,21 @@ def one_copy_of(variable: Variable) -> jax.Array:
 
 
 class Program:
-    """A staged function, compiled."""
+    """A staged function, compiled.
 
-    def __init__(self, staged: Staged, donated: Sequence[bool], label: str) -> None:
-        self.signature = staged.signature
-        # Only programs that other workers run as well are watched over.
-        self._label = label if staged.mesh is not None and staged.mesh.is_shared else ""
+    The compiled function takes the arrays of variables that are written, those that are only
+    read, and the arguments: as the user gives them where that is all that a program needs
+    (arrays, for one replica), else as two lists of arrays, of which the first is donated.
+    """
+
+    def __init__(
+        self, staged: Staged, donated: Sequence[bool], donated_args: Sequence[int]
+    ) -> None:
         self._staged = staged
-        self._result = staged.result
+        kinds = staged.signature.kinds
+        self._takes_args = staged.bare_tree is not None and all(
+            kind is Layout.PLAIN for kind in kinds
+        )
         self._given_up = [i for i, is_donated in enumerate(donated) if is_donated]
         self._others = [i for i, is_donated in enumerate(donated) if not is_donated]
         # Donated: what is both read and written. Kept: what is only read.
@@ -140,17 +157,26 @@ class Program:
         self._home = Home([])
         self._home.is_whole = False
         self._plan: Plan | None = None
+        self._is_direct = False  # whether the last call's arguments can be passed on
         self._sealed = False
+        self._label = ""
         self._smallest: int | None = None
+        given_up = [2 + i for i in donated_args] if self._takes_args else [2]
         # With `jax_debug_nans` JAX runs a failed step again, on the same arguments.
         debug = jax.config.jax_debug_nans  # pyright: ignore[reportAttributeAccessIssue]
-        self._jitted = jax.jit(self._pure, donate_argnums=() if debug else (0, 1))
+        self._jitted = jax.jit(
+            self._pure, donate_argnums=() if debug else (0, *given_up)
+        )
 
     def __del__(self) -> None:
         # A variable that lives on must not keep the others' arrays.
         for variable in self._written:
             if variable.home is self._home:
                 variable.stored = variable.stored
+
+    def watch(self, label: str) -> None:
+        """Has other workers told when the program, called `label`, is started."""
+        self._label = label
 
     def layouts_match(self) -> bool:
         """Whether the variables lie on the mesh as they did when this was traced."""
@@ -164,14 +190,18 @@ class Program:
     def call_again(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> PyTree:
         """The result for arguments like those of the last call.
 
+        JAX itself finds out whether shapes have changed, and arguments that are passed on
+        as they are.
+
         Raises:
             SignatureChanged: If they are not like those; nothing has happened then.
         """
-        plan = self._plan
-        if plan is None:
+        if self._is_direct:
+            return self._run(args, kwargs)
+        if self._plan is None:
             raise SignatureChanged
-        arrays, given = plan.take(args, kwargs)
-        return self._call(arrays, given)
+        arrays, given = self._plan.take(args, kwargs)
+        return self._staged.result(self._run(self._in_lists(arrays), {}), given)
 
     def compile_and_call(self, call: Call) -> PyTree:
         """The result; JAX may trace the program again: for other placements, say.
@@ -179,26 +209,51 @@ class Program:
         Raises:
             SignatureChanged: If another thread has just laid out a variable otherwise.
         """
-        arrays = call.arrays
+        arrays, mesh = call.arrays, self._staged.mesh
         if self._staged.moves_arguments:
-            layouts = self.signature.layouts()
+            layouts = call.signature.layouts()
             arrays = [
-                a if layout.is_split else placed(a, self._staged.mesh)
+                a if layout.is_split else placed(a, mesh)
                 for a, layout in zip(arrays, layouts)
             ]
+        donated = [id(arrays[i]) for i in self._given_up]
+        if len(set(donated)) < len(donated):
+            raise ValueError(_TWICE)
         try:
-            result = self._call(arrays, call.given, may_trace=True)
+            results = self._run(*self._as_taken(arrays), may_trace=True)
         except ValueError as error:
             if "incompatible devices" in str(error):
                 raise ValueError(_MIXED.format(error)) from None
             raise
+        if self._takes_args:
+            self._is_direct = not any(map(is_leaf, call.leaves))
+            return results
         plan = Plan(call, self._staged)
         self._plan = plan if plan.is_usable else None
-        return result
+        return self._staged.result(results, call.given)
 
-    def _call(
-        self, arrays: list[Any], given: list[Any], may_trace: bool = False
-    ) -> PyTree:
+    def _as_taken(self, arrays: list[Any]) -> tuple[Sequence[Any], dict[str, Any]]:
+        """The arguments as the compiled function takes them."""
+        if self._takes_args:
+            return self._staged.signature.rebuild(arrays)
+        return self._in_lists(arrays), {}
+
+    def _in_lists(self, arrays: list[Any]) -> tuple[list[Any], list[Any]]:
+        if self._staged.consts:
+            arrays = [*arrays, *self._staged.consts]
+        count = len(self._given_up)
+        if not count:
+            return [], arrays
+        if self._given_up[-1] == count - 1:  # a state that comes first
+            return arrays[:count], arrays[count:]
+        rest = arrays[count + len(self._others) :]
+        own = [arrays[i] for i in self._others]
+        return [arrays[i] for i in self._given_up], [*own, *rest]
+
+    def _run(
+        self, inputs: Sequence[Any], named: dict[str, Any], may_trace: bool = False
+    ) -> Any:
+        """Runs the program on the variables, and stores what it has written."""
         # One at a time: a second thread must not take arrays that are being donated.
         with launching:
             if may_trace:
@@ -209,51 +264,32 @@ class Program:
                 self._check_not_lost()
             if shared and not shared.isdisjoint(self._reused_numbers):
                 self._unshare()
-            inputs = self._inputs(arrays)
+            home = self._home
+            if not home.is_whole:
+                reused = self._arrays_of(self._reused)
+            elif len(home.arrays) == len(self._reused):
+                reused = home.arrays
+            else:
+                reused = home.arrays[: len(self._reused)]
+            kept = self._arrays_of(self._kept) if self._kept else []
             launch = self._launch_watched if self._label else self._launch
-            written, results = launch(*inputs)
+            written, results = launch(reused, kept, inputs, named)
         after_launch(written or results)
-        return self._result(results, given)
-
-    def _inputs(self, arrays: list[Any]) -> tuple[list[Any], ...]:
-        """The four lists of arrays that the compiled function takes."""
-        home = self._home
-        if home.is_whole:
-            count = len(self._reused)
-            reused = home.arrays
-            reused = reused if len(reused) == count else reused[:count]
-        else:
-            reused = self._arrays_of(self._reused)
-        kept = self._arrays_of(self._kept) if self._kept else []
-        donated: list[Any] = []
-        if self._given_up:
-            donated = [arrays[i] for i in self._given_up]
-            if len(set(map(id, donated))) < len(donated):
-                raise ValueError(
-                    "An array is donated twice: it appears twice among the arguments that "
-                    "`donate_argnums` names. Copy it first, `jnp.copy(x)`."
-                )
-            arrays = [arrays[i] for i in self._others]
-        if self._staged.consts:
-            arrays = [*arrays, *self._staged.consts]
-        return reused, donated, kept, arrays
-
-    def _arrays_of(self, variables: Sequence[Variable]) -> list[jax.Array]:
-        mesh = self._staged.mesh
-        return [
-            v.in_one_array()[0] if lies_on(v, mesh) else placed(one_copy_of(v), mesh)
-            for v in variables
-        ]
+        return results
 
     def _launch(
-        self, reused: list[Any], donated: list[Any], kept: list[Any], arrays: list[Any]
-    ) -> tuple[list[jax.Array], list[jax.Array]]:
-        """Runs the step and stores what it has written."""
+        self,
+        reused: list[Any],
+        kept: list[Any],
+        inputs: Sequence[Any],
+        named: dict[str, Any],
+    ) -> tuple[list[jax.Array], Any]:
+        call = functools.partial(self._jitted, **named) if named else self._jitted
         done: list[Any] = []
         try:
             # One call in C: an interrupt (Ctrl-C) comes before it or after it, never when
             # the old arrays are gone and the new ones are nowhere yet.
-            done.extend(map(self._jitted, (reused,), (donated,), (kept,), (arrays,)))
+            done.extend(map(call, (reused,), (kept,), *zip(inputs)))
             self._store(done[0][0])
         except SignatureChanged:
             raise
@@ -261,12 +297,12 @@ class Program:
             if done:
                 self._store(done[0][0])
             else:
-                self._explain(error, reused, donated)
+                self._explain(error, reused)
             raise
         self._sealed = True
         return done[0]
 
-    def _launch_watched(self, *inputs: Any) -> tuple[list[jax.Array], list[jax.Array]]:
+    def _launch_watched(self, *inputs: Any) -> tuple[list[jax.Array], Any]:
         """A launch that other workers take part in."""
         assert self._staged.mesh is not None
         cluster = self._staged.mesh.cluster
@@ -285,14 +321,12 @@ class Program:
         launches.last.end(None if at is None else every[at])
         return written, results
 
-    def _explain(
-        self, error: BaseException, reused: Sequence[Any], donated: Sequence[Any]
-    ) -> None:
+    def _explain(self, error: BaseException, reused: Sequence[Any]) -> None:
         """Says what has been lost, where a step failed after it had begun.
 
         Raises:
-            SignatureChanged: If it had not begun, because an argument lies somewhere else
-                than those of the last call, which the long way mends.
+            SignatureChanged: If it had not begun, because JAX does not take an argument as
+                it is, or where it is. The long way mends that, or says what is wrong.
         """
         gone = [v for v, a in zip(self._reused, reused) if a.is_deleted()]
         if gone:
@@ -302,12 +336,19 @@ class Program:
                 f"{', '.join(v.name for v in gone)} have lost their values. Assign them "
                 "again, or restore a checkpoint."
             )
-        elif (
-            self._sealed
-            and isinstance(error, ValueError)
-            and not any(a.is_deleted() for a in donated)
+        elif self._sealed and (
+            isinstance(error, ValueError | TypeError) or "deleted" in str(error)
         ):
             raise SignatureChanged
+
+    # Variables -----------------------------------------------------------------------
+
+    def _arrays_of(self, variables: Sequence[Variable]) -> list[jax.Array]:
+        mesh = self._staged.mesh
+        return [
+            v.in_one_array()[0] if lies_on(v, mesh) else placed(one_copy_of(v), mesh)
+            for v in variables
+        ]
 
     def _store(self, written: list[jax.Array]) -> None:
         """Has the variables live in the list that the program gave."""
@@ -342,24 +383,36 @@ class Program:
     # Tracing -------------------------------------------------------------------------
 
     def _pure(
-        self, reused: list[Any], donated: list[Any], kept: list[Any], arrays: list[Any]
-    ) -> tuple[list[jax.Array], list[jax.Array]]:
+        self, reused: list[Any], kept: list[Any], *inputs: Any, **named: Any
+    ) -> tuple[list[jax.Array], Any]:
         if self._sealed:
             raise SignatureChanged
         staged = self._staged
         values = dict(zip(self._reused + self._kept, reused + kept))
-        count = len(self._others)
-        every = dict(zip(self._given_up + self._others, donated + arrays[:count]))
-        inputs = [every[i] for i in range(len(every))] + arrays[count:]
-        results, new = staged.apply([values[v] for v in staged.reads], inputs)
+        arrays = (
+            jax.tree.leaves((inputs, named))
+            if self._takes_args
+            else self._in_order(*inputs)
+        )
+        results, new = staged.apply([values[v] for v in staged.reads], arrays)
         written = dict(zip(staged.writes, new))
-        return [written[v] for v in self._written], results
+        tree = staged.bare_tree if self._takes_args else None
+        return [written[v] for v in self._written], (
+            results if tree is None else tree.unflatten(results)
+        )
+
+    def _in_order(self, donated: list[Any], others: list[Any]) -> list[Any]:
+        count = len(self._others)
+        every = dict(zip(self._given_up + self._others, donated + others[:count]))
+        return [every[i] for i in range(len(every))] + others[count:]
 
     def lower(self, arrays: list[Any]) -> Any:
         """JAX's lowered form, to look at what was compiled."""
         sealed, self._sealed = self._sealed, False
+        inputs, named = self._as_taken(arrays)
+        reused, kept = self._arrays_of(self._reused), self._arrays_of(self._kept)
         try:
-            return self._jitted.lower(*self._inputs(arrays))
+            return self._jitted.lower(reused, kept, *inputs, **named)
         finally:
             self._sealed = sealed
 

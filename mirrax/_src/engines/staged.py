@@ -41,6 +41,8 @@ class Staged:
         mesh: Where the program runs, if that is known.
         moves_arguments: Whether argument arrays may not be there yet.
         handed_on: The variables whose array somebody else may hold after a call.
+        bare_tree: The structure of the result, if nothing but arrays is in it that are
+            returned as they come; None else.
         consts: Arrays on the devices of several workers that the function closes over, which
             JAX takes as arguments only; they come after those of `apply`.
     """
@@ -53,6 +55,7 @@ class Staged:
     mesh: ReplicaMesh | None
     moves_arguments: bool
     handed_on: frozenset[Variable]
+    bare_tree: Any = None
     consts: Sequence[jax.Array] = ()
 
 
@@ -143,9 +146,14 @@ class Trace:
     def result(self, arrays: Sequence[Any], given: Sequence[Any]) -> PyTree:
         """What the function returns, from the program's results and the given arguments."""
         it = iter(arrays)
+        mirrored, mirror = Layout.MIRRORED, Mirrored.of
         leaves = [
-            o.known(given) if o.layout is None else wrapped(next(it), o.layout, o.mesh)
-            for o in self.outs
+            mirror(next(it), out.mesh)
+            if out.layout is mirrored
+            else out.known(given)
+            if out.layout is None
+            else wrapped(next(it), out.layout, out.mesh)
+            for out in self.outs
         ]
         return self.out_tree.unflatten(leaves)
 
@@ -168,15 +176,13 @@ class Trace:
             reads=self.reads,
             writes=self.writes,
             apply=on_every_worker(apply, layouts, self.mesh),
-            result=self._unflattened if is_bare else self.result,
+            result=self.result,
+            bare_tree=self.out_tree if is_bare else None,
             mesh=self.mesh,
             moves_arguments=self.mesh is not None and self.mesh != given_mesh,
             handed_on=self.handed_on(),
             consts=[c for c in consts if _spans_workers(c)],
         )
-
-    def _unflattened(self, arrays: Sequence[Any], given: Sequence[Any]) -> PyTree:
-        return self.out_tree.unflatten(arrays)
 
     def handed_on(self) -> frozenset[Variable]:
         """The variables whose array somebody else may hold after a call."""

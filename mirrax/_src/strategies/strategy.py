@@ -184,10 +184,7 @@ class Strategy:
             self.check_may_enter("run")
         return self._run(fn, tuple(args), kwargs or {})
 
-    def _run(
-        self, fn: Callable[..., PyTree], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> PyTree:
-        return run_replicas(self, fn, args, kwargs)
+    _run = run_replicas
 
     def run_steps(
         self, fn: Callable[..., PyTree], iterator: Iterator[Any], steps: int
@@ -422,7 +419,8 @@ class Strategy:
         if self.has_plain_values:
             return value_fn(ValueContext())
         count, ids = self.num_replicas_in_sync, self.replica_mesh.local_ids
-        values = [value_fn(ValueContext(i, count)) for i in ids]
+        with self.enter_scope() if context.is_default() else _ALREADY:
+            values = [value_fn(ValueContext(i, count)) for i in ids]
         return regroup(
             values, self.describe_replica, self._per_replica, lambda _: False
         )
