@@ -231,10 +231,10 @@ def test_the_program_is_a_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     distribution, texts = towers(2), []
     launch = Program._launch
 
-    def note(self: Program, reused: Any, kept: Any, inputs: Any, named: Any) -> Any:
-        lowered = self._jitted.lower(reused, kept, *inputs, **named)
+    def note(self: Program, reused: Any, kept: Any, inputs: Any) -> Any:
+        lowered = self._jitted.lower(reused, kept, *inputs)
         texts.append(lowered.compile().as_text())
-        return launch(self, reused, kept, inputs, named)
+        return launch(self, reused, kept, inputs)
 
     monkeypatch.setattr(Program, "_launch", note)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -108,6 +108,11 @@ class Signature:
         leaves = [k.value if isinstance(k, Static) else next(it) for k in self.kinds]
         return jax.tree.unflatten(self.tree, leaves)
 
+    def argument_trees(self) -> list[Any]:
+        """The structure of each argument by position, and of all by name."""
+        by_position, by_name = self.tree.children()
+        return [*by_position.children(), by_name]
+
     def avals_of_part(
         self, arrays: Iterable[Any], mesh: ReplicaMesh
     ) -> list[jax.ShapeDtypeStruct]:
@@ -137,14 +142,27 @@ class Call:
     """A call's arguments, ready for a program.
 
     Attributes:
+        args: The arguments by position.
+        kwargs: The arguments by name.
         signature: What the program has to be built for.
         leaves: All leaves as they were given.
         arrays: Those that are not static, placed for programs on the call's mesh.
     """
 
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
     signature: Signature
     leaves: list[Any]
     arrays: list[Any]
+
+    def arguments(self) -> Iterator[tuple[Any, list[Any], Sequence[Kind]]]:
+        """Each argument by position, and all by name as one, with its leaves and kinds."""
+        start = 0
+        every = (*self.args, self.kwargs) if self.kwargs else self.args
+        for argument, tree in zip(every, self.signature.argument_trees()):
+            end = start + tree.num_leaves
+            yield argument, self.leaves[start:end], self.signature.kinds[start:end]
+            start = end
 
     @property
     def given(self) -> list[Any]:
@@ -177,7 +195,7 @@ def sort_arguments(
         if isinstance(kind, Layout):
             check_alive(array)
             arrays.append(array)
-    return Call(Signature(tree, tuple(kinds)), leaves, arrays)
+    return Call(args, kwargs, Signature(tree, tuple(kinds)), leaves, arrays)
 
 
 def _sort(leaf: Any, mesh: ReplicaMesh | None, wrapped: Layout) -> tuple[Kind, Any]:

@@ -35,8 +35,9 @@ from mirrax._src.engines.arguments import (
 )
 from mirrax._src.engines.closures import FunctionCache
 from mirrax._src.engines.eager import run_eagerly
+from mirrax._src.engines.inputs import SignatureChanged
 from mirrax._src.engines.loop import split_up, stage_steps
-from mirrax._src.engines.program import Part, Program, SignatureChanged
+from mirrax._src.engines.program import Part, Program
 from mirrax._src.engines.retracing import explain_change
 from mirrax._src.engines.staged import Staged
 from mirrax._src.engines.trace import stage_call, stage_run
@@ -322,8 +323,7 @@ class Function:
             program = next((p for p in candidates if p.layouts_match()), None)
             if program is None:
                 staged = stage(call)
-                donated = self._donated_leaves(call.signature)
-                program = Program(staged, donated, self._donate)
+                program = Program(staged, call, self._donate)
                 if staged.mesh is not None and staged.mesh.is_shared:
                     label = describe_program(self, avals)
                     staged.mesh.cluster.compare(label)
@@ -335,16 +335,6 @@ class Function:
                 return program.compile_and_call(call)
             except SignatureChanged:
                 pass  # another thread has laid out a variable otherwise since
-
-    def _donated_leaves(self, signature: Signature) -> list[bool]:
-        """For each array among the arguments whether the user gives it up."""
-        count = len(signature.layouts())
-        if not self._donate:
-            return [False] * count
-        positions = jax.tree.unflatten(signature.tree, range(len(signature.kinds)))
-        given = [positions[0][i] for i in self._donate if i < len(positions[0])]
-        donated = set(jax.tree.leaves(given))
-        return signature.arrays_of([i in donated for i in range(len(signature.kinds))])
 
     # Static arguments ------------------------------------------------------------------
 

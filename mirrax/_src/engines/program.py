@@ -7,7 +7,7 @@ next call, which passes it on as it is.
 
 from __future__ import annotations
 
-import functools
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,23 +15,20 @@ import jax
 import jax.numpy as jnp
 
 from mirrax._src.base import launches
-from mirrax._src.base.jax_compat import ConcreteArray
 from mirrax._src.base.logical import after_launch, launching
-from mirrax._src.base.mesh import Layout, ReplicaMesh
+from mirrax._src.base.mesh import ReplicaMesh
 from mirrax._src.base.values import (
-    Mirrored,
     PerReplica,
     PyTree,
     first_copy,
     is_leaf,
 )
-from mirrax._src.engines.arguments import Call, Static, placed
+from mirrax._src.engines.arguments import Call, placed
+from mirrax._src.engines.inputs import SignatureChanged, choose_input
 from mirrax._src.engines.staged import Staged
 from mirrax._src.state.distributed import DistributedVariable
 from mirrax._src.state.variable import Home, Variable, lost, shared
 
-_is_deleted = ConcreteArray.is_deleted
-_flatten = jax.tree_util.tree_flatten
 _TWICE = (
     "An array is donated twice: it appears twice among the arguments that `donate_argnums` "
     "names. Copy it first, `jnp.copy(x)`."
@@ -41,75 +38,6 @@ _MIXED = (
     "cannot be one program. Call it for each strategy, or run that part outside `mx.function`. "
     "JAX says: {}"
 )
-
-
-class SignatureChanged(BaseException):
-    """A program was called with other arguments than it was compiled for."""
-
-
-class Plan:
-    """How to take a program's arrays from arguments that are like those of an earlier call.
-
-    Only what is cheap is looked at: the structure, the types of the leaves, the layouts of
-    per-replica values. JAX itself finds out whether shapes have changed.
-    """
-
-    def __init__(self, call: Call, staged: Staged) -> None:
-        kinds = call.signature.kinds
-        self._tree = call.signature.tree
-        self._types = tuple(map(type, call.leaves))
-        numbered = list(enumerate(call.leaves))
-        self._mirrored = [i for i, leaf in numbered if type(leaf) is Mirrored]
-        self._split = [
-            (i, leaf.mesh, leaf.layout)
-            for i, leaf in numbered
-            if type(leaf) is PerReplica
-        ]
-        self._static = [(i, k) for i, k in enumerate(kinds) if isinstance(k, Static)]
-        self._dynamic = [i for i, k in enumerate(kinds) if isinstance(k, Layout)]
-        # Without values of replicas there is nothing to ask about each node.
-        self._is_leaf = is_leaf if any(map(is_leaf, call.leaves)) else None
-        arrays = ConcreteArray, Mirrored, PerReplica
-        self._are_arrays = all(t in arrays for t in self._types)
-        # Values that have to be put together, moved or compared take the long way.
-        self.is_usable = not staged.moves_arguments and all(
-            isinstance(kind, Layout) and leaf.mesh is not None and leaf.layout is kind
-            for leaf, kind in zip(call.leaves, kinds)
-            if isinstance(leaf, PerReplica)
-        )
-
-    def take(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
-        """The arrays for the program, and the same leaves as they are given."""
-        leaves, tree = _flatten((args, kwargs), self._is_leaf)
-        if tree != self._tree or tuple(map(type, leaves)) != self._types:
-            raise SignatureChanged
-        arrays = leaves
-        if self._mirrored or self._split:
-            arrays = leaves.copy()
-            for i in self._mirrored:
-                arrays[i] = leaves[i].array
-            for i, mesh, layout in self._split:
-                value = leaves[i]
-                if value.layout is not layout or value.mesh is not mesh:
-                    raise SignatureChanged
-                arrays[i] = value.array
-        if self._static:
-            for i, kind in self._static:
-                if kind != Static(leaves[i]):
-                    raise SignatureChanged
-            arrays = [arrays[i] for i in self._dynamic]
-            leaves = [leaves[i] for i in self._dynamic]
-        known = arrays if self._are_arrays else filter(_is_concrete, arrays)
-        try:
-            if not any(map(_is_deleted, known)):
-                return arrays, leaves
-        except TypeError:
-            pass  # a mirrored value that is not in one array
-        raise SignatureChanged  # the long way puts it together, or says what is wrong
-
-
-def _is_concrete(value: Any) -> bool:
-    return type(value) is ConcreteArray
 
 
 def lies_on(variable: Variable, mesh: ReplicaMesh | None) -> bool:
@@ -131,20 +59,18 @@ class Program:
     """A staged function, compiled.
 
     The compiled function takes the arrays of variables that are written, those that are only
-    read, and the arguments: as the user gives them where that is all that a program needs
-    (arrays, for one replica), else as two lists of arrays, of which the first is donated.
+    read, and one input for each argument of the call.
     """
 
-    def __init__(
-        self, staged: Staged, donated: Sequence[bool], donated_args: Sequence[int]
-    ) -> None:
+    def __init__(self, staged: Staged, call: Call, donate: Sequence[int]) -> None:
         self._staged = staged
-        kinds = staged.signature.kinds
-        self._takes_args = staged.bare_tree is not None and all(
-            kind is Layout.PLAIN for kind in kinds
-        )
-        self._given_up = [i for i, is_donated in enumerate(donated) if is_donated]
-        self._others = [i for i, is_donated in enumerate(donated) if not is_donated]
+        is_spread = staged.mesh is not None and staged.mesh.size > 1
+        self._inputs = [
+            choose_input(*argument, is_spread or staged.moves_arguments)
+            for argument in call.arguments()
+        ]
+        self._num_args = len(self._inputs) - bool(call.kwargs)
+        self._is_bare = staged.bare_tree is not None
         # Donated: what is both read and written. Kept: what is only read.
         self._reused = [v for v in staged.reads if v in staged.writes]
         self._kept = [v for v in staged.reads if v not in staged.writes]
@@ -156,17 +82,14 @@ class Program:
         self._handed_on = frozenset(v.number for v in staged.handed_on)
         self._home = Home([])
         self._home.is_whole = False
-        self._plan: Plan | None = None
-        self._is_direct = False  # whether the last call's arguments can be passed on
         self._sealed = False
         self._label = ""
         self._smallest: int | None = None
-        given_up = [2 + i for i in donated_args] if self._takes_args else [2]
+        self._donate = [i for i in donate if i < self._num_args]
         # With `jax_debug_nans` JAX runs a failed step again, on the same arguments.
         debug = jax.config.jax_debug_nans  # pyright: ignore[reportAttributeAccessIssue]
-        self._jitted = jax.jit(
-            self._pure, donate_argnums=() if debug else (0, *given_up)
-        )
+        given_up = () if debug else (0, *(2 + i for i in self._donate))
+        self._jitted = jax.jit(self._pure, donate_argnums=given_up)
 
     def __del__(self) -> None:
         # A variable that lives on must not keep the others' arrays.
@@ -188,20 +111,28 @@ class Program:
     # Calling -------------------------------------------------------------------------
 
     def call_again(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> PyTree:
-        """The result for arguments like those of the last call.
+        """The result for arguments like those of the first call.
 
-        JAX itself finds out whether shapes have changed, and arguments that are passed on
-        as they are.
+        Only what is cheap is looked at. JAX itself finds out whether shapes have changed, and
+        what has changed in arguments that are passed on as they are.
 
         Raises:
             SignatureChanged: If they are not like those; nothing has happened then.
         """
-        if self._is_direct:
-            return self._run(args, kwargs)
-        if self._plan is None:
+        if len(args) != self._num_args:
             raise SignatureChanged
-        arrays, given = self._plan.take(args, kwargs)
-        return self._staged.result(self._run(self._in_lists(arrays), {}), given)
+        given = (*args, kwargs) if kwargs else args
+        if len(given) != len(self._inputs):
+            raise SignatureChanged
+        inputs = [x if k is None else k.take(x) for k, x in zip(self._inputs, given)]
+        results = self._run(inputs)
+        if self._is_bare:
+            return results
+        staged = self._staged
+        if not staged.gives_back:
+            return staged.result(results, ())
+        leaves = jax.tree.leaves((args, kwargs), is_leaf=is_leaf)
+        return staged.result(results, staged.signature.arrays_of(leaves))
 
     def compile_and_call(self, call: Call) -> PyTree:
         """The result; JAX may trace the program again: for other placements, say.
@@ -216,43 +147,30 @@ class Program:
                 a if layout.is_split else placed(a, mesh)
                 for a, layout in zip(arrays, layouts)
             ]
-        donated = [id(arrays[i]) for i in self._given_up]
+        inputs = self._as_inputs(arrays)
+        donated = [id(a) for i in self._donate for a in jax.tree.leaves(inputs[i])]
         if len(set(donated)) < len(donated):
             raise ValueError(_TWICE)
         try:
-            results = self._run(*self._as_taken(arrays), may_trace=True)
+            results = self._run(inputs, may_trace=True)
         except ValueError as error:
             if "incompatible devices" in str(error):
                 raise ValueError(_MIXED.format(error)) from None
             raise
-        if self._takes_args:
-            self._is_direct = not any(map(is_leaf, call.leaves))
-            return results
-        plan = Plan(call, self._staged)
-        self._plan = plan if plan.is_usable else None
-        return self._staged.result(results, call.given)
+        return results if self._is_bare else self._staged.result(results, call.given)
 
-    def _as_taken(self, arrays: list[Any]) -> tuple[Sequence[Any], dict[str, Any]]:
-        """The arguments as the compiled function takes them."""
-        if self._takes_args:
-            return self._staged.signature.rebuild(arrays)
-        return self._in_lists(arrays), {}
+    def _as_inputs(self, arrays: Sequence[Any]) -> list[Any]:
+        """The arrays of all arguments as the compiled function takes them."""
+        it = iter(arrays)
+        trees = self._staged.signature.argument_trees()
+        return [
+            tree.unflatten(itertools.islice(it, tree.num_leaves))
+            if taken is None
+            else taken.packed(list(itertools.islice(it, taken.num_arrays)))
+            for tree, taken in zip(trees, self._inputs)
+        ]
 
-    def _in_lists(self, arrays: list[Any]) -> tuple[list[Any], list[Any]]:
-        if self._staged.consts:
-            arrays = [*arrays, *self._staged.consts]
-        count = len(self._given_up)
-        if not count:
-            return [], arrays
-        if self._given_up[-1] == count - 1:  # a state that comes first
-            return arrays[:count], arrays[count:]
-        rest = arrays[count + len(self._others) :]
-        own = [arrays[i] for i in self._others]
-        return [arrays[i] for i in self._given_up], [*own, *rest]
-
-    def _run(
-        self, inputs: Sequence[Any], named: dict[str, Any], may_trace: bool = False
-    ) -> Any:
+    def _run(self, inputs: Sequence[Any], may_trace: bool = False) -> Any:
         """Runs the program on the variables, and stores what it has written."""
         # One at a time: a second thread must not take arrays that are being donated.
         with launching:
@@ -272,24 +190,21 @@ class Program:
             else:
                 reused = home.arrays[: len(self._reused)]
             kept = self._arrays_of(self._kept) if self._kept else []
+            if self._staged.consts:
+                kept = [*kept, *self._staged.consts]
             launch = self._launch_watched if self._label else self._launch
-            written, results = launch(reused, kept, inputs, named)
+            written, results = launch(reused, kept, inputs)
         after_launch(written or results)
         return results
 
     def _launch(
-        self,
-        reused: list[Any],
-        kept: list[Any],
-        inputs: Sequence[Any],
-        named: dict[str, Any],
+        self, reused: list[Any], kept: list[Any], inputs: Sequence[Any]
     ) -> tuple[list[jax.Array], Any]:
-        call = functools.partial(self._jitted, **named) if named else self._jitted
         done: list[Any] = []
         try:
             # One call in C: an interrupt (Ctrl-C) comes before it or after it, never when
             # the old arrays are gone and the new ones are nowhere yet.
-            done.extend(map(call, (reused,), (kept,), *zip(inputs)))
+            done.extend(map(self._jitted, (reused,), (kept,), *zip(inputs)))
             self._store(done[0][0])
         except SignatureChanged:
             raise
@@ -314,7 +229,7 @@ class Program:
         except BaseException:
             launches.last.undo()
             raise
-        every = [*written, *results]
+        every = [*written, *jax.tree.leaves(results)]
         if self._smallest is None:
             self._smallest = launches.smallest(every)
         at = self._smallest
@@ -383,36 +298,24 @@ class Program:
     # Tracing -------------------------------------------------------------------------
 
     def _pure(
-        self, reused: list[Any], kept: list[Any], *inputs: Any, **named: Any
+        self, reused: list[Any], kept: list[Any], *inputs: Any
     ) -> tuple[list[jax.Array], Any]:
         if self._sealed:
             raise SignatureChanged
-        staged = self._staged
-        values = dict(zip(self._reused + self._kept, reused + kept))
-        arrays = (
-            jax.tree.leaves((inputs, named))
-            if self._takes_args
-            else self._in_order(*inputs)
-        )
+        staged, count = self._staged, len(self._kept)
+        values = dict(zip(self._reused + self._kept, reused + kept[:count]))
+        arrays = [*jax.tree.leaves(inputs), *kept[count:]]
         results, new = staged.apply([values[v] for v in staged.reads], arrays)
         written = dict(zip(staged.writes, new))
-        tree = staged.bare_tree if self._takes_args else None
-        return [written[v] for v in self._written], (
-            results if tree is None else tree.unflatten(results)
-        )
+        result = staged.bare_tree.unflatten(results) if self._is_bare else results
+        return [written[v] for v in self._written], result
 
-    def _in_order(self, donated: list[Any], others: list[Any]) -> list[Any]:
-        count = len(self._others)
-        every = dict(zip(self._given_up + self._others, donated + others[:count]))
-        return [every[i] for i in range(len(every))] + others[count:]
-
-    def lower(self, arrays: list[Any]) -> Any:
+    def lower(self, arrays: Sequence[Any]) -> Any:
         """JAX's lowered form, to look at what was compiled."""
         sealed, self._sealed = self._sealed, False
-        inputs, named = self._as_taken(arrays)
         reused, kept = self._arrays_of(self._reused), self._arrays_of(self._kept)
         try:
-            return self._jitted.lower(reused, kept, *inputs, **named)
+            return self._jitted.lower(reused, kept, *self._as_inputs(arrays))
         finally:
             self._sealed = sealed
 

@@ -43,6 +43,7 @@ class Staged:
         handed_on: The variables whose array somebody else may hold after a call.
         bare_tree: The structure of the result, if nothing but arrays is in it that are
             returned as they come; None else.
+        gives_back: Whether an argument may be in the result as it was given.
         consts: Arrays on the devices of several workers that the function closes over, which
             JAX takes as arguments only; they come after those of `apply`.
     """
@@ -56,6 +57,7 @@ class Staged:
     moves_arguments: bool
     handed_on: frozenset[Variable]
     bare_tree: Any = None
+    gives_back: bool = True
     consts: Sequence[jax.Array] = ()
 
 
@@ -178,6 +180,7 @@ class Trace:
             apply=on_every_worker(apply, layouts, self.mesh),
             result=self.result,
             bare_tree=self.out_tree if is_bare else None,
+            gives_back=any(out.argument is not None for out in self.outs),
             mesh=self.mesh,
             moves_arguments=self.mesh is not None and self.mesh != given_mesh,
             handed_on=self.handed_on(),
