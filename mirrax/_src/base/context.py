@@ -46,11 +46,12 @@ class _Stack(threading.local):
 
 
 _stack = _Stack()
+_default: Context | None = None
 _make_default: Callable[[], Context] | None = None
 
 
 def set_default_context(make: Callable[[], Context]) -> None:
-    """Registers what an empty stack means; called once, by the default strategy."""
+    """Registers what an empty stack means; it is made when somebody asks."""
     global _make_default
     _make_default = make
 
@@ -58,15 +59,21 @@ def set_default_context(make: Callable[[], Context]) -> None:
 def current() -> Context:
     """The innermost context of this thread."""
     entries = _stack.entries
-    if entries:
-        return entries[-1]
-    assert _make_default is not None
-    return _make_default()
+    return entries[-1] if entries else _default or _load_default()
 
 
 def is_default() -> bool:
     """Whether no strategy has been entered."""
-    return current().strategy is _default_strategy()
+    entries = _stack.entries
+    default = _default or _load_default()
+    return not entries or entries[-1].strategy is default.strategy
+
+
+def _load_default() -> Context:
+    global _default
+    assert _make_default is not None
+    _default = _make_default()
+    return _default
 
 
 def replace_base(context: Context | None) -> None:
@@ -121,8 +128,3 @@ def local_index(here: Context) -> int:
     if here.replica is not None:
         return here.replica.local_index
     return here.updating or 0
-
-
-def _default_strategy() -> StrategyLike:
-    assert _make_default is not None
-    return _make_default().strategy

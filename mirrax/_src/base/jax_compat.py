@@ -129,9 +129,13 @@ def trace_state() -> object:
     return _extend_core.get_opaque_trace_state()
 
 
+# Whether this thread is outside of all JAX transformations (jit, grad, vmap, ...).
+outside_traces: Callable[[], bool] = _core.trace_ctx.is_top_level
+
+
 def in_trace() -> bool:
-    """Whether this thread is inside a JAX transformation (jit, grad, vmap, ...)."""
-    return not _core.trace_state_clean()
+    """Whether this thread is inside a JAX transformation."""
+    return not outside_traces()
 
 
 def with_inputs(closed: ClosedJaxpr, inputs: Sequence[Any]) -> ClosedJaxpr:

@@ -10,7 +10,7 @@ from typing import Any
 
 from mirrax._src.base import context
 from mirrax._src.base.errors import warn_user
-from mirrax._src.base.jax_compat import in_trace
+from mirrax._src.base.jax_compat import outside_traces
 from mirrax._src.base.protocols import StrategyLike
 from mirrax._src.base.values import PyTree
 from mirrax._src.engines.eager import run_eagerly
@@ -26,10 +26,10 @@ def run_replicas(
     fn: Callable[..., PyTree],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
+    here: context.Context,
 ) -> PyTree:
     """`strategy.run(fn, args, kwargs)`, by the engine that the place and `fn` call for."""
-    here = context.current()
-    if here.frame is not None or in_trace():
+    if here.frame is not None or not outside_traces():
         return run_in_trace(strategy, fn, args, kwargs)
     if type(fn) is Function:
         return fn.run_on(strategy, args, kwargs)

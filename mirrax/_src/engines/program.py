@@ -69,6 +69,7 @@ class Program:
             choose_input(*argument, is_spread or staged.moves_arguments)
             for argument in call.arguments()
         ]
+        self._looks = any(taken is not None for taken in self._inputs)
         self._num_args = len(self._inputs) - bool(call.kwargs)
         self._is_bare = staged.bare_tree is not None
         # Donated: what is both read and written. Kept: what is only read.
@@ -78,6 +79,7 @@ class Program:
         # lists, so that what is updated in place comes first, in the order of the inputs.
         others = [v for v in staged.writes if v not in staged.reads]
         self._written = [*self._reused, *others]
+        self._old = slice(len(self._reused)) if others else None
         self._reused_numbers = frozenset(v.number for v in self._reused)
         self._handed_on = frozenset(v.number for v in staged.handed_on)
         self._home = Home([])
@@ -119,12 +121,13 @@ class Program:
         Raises:
             SignatureChanged: If they are not like those; nothing has happened then.
         """
-        if len(args) != self._num_args:
-            raise SignatureChanged
         given = (*args, kwargs) if kwargs else args
-        if len(given) != len(self._inputs):
+        if len(args) != self._num_args or len(given) != len(self._inputs):
             raise SignatureChanged
-        inputs = [x if k is None else k.take(x) for k, x in zip(self._inputs, given)]
+        inputs = given
+        if self._looks:
+            kinds = self._inputs
+            inputs = [x if k is None else k.take(x) for k, x in zip(kinds, given)]
         results = self._run(inputs)
         if self._is_bare:
             return results
@@ -185,10 +188,8 @@ class Program:
             home = self._home
             if not home.is_whole:
                 reused = self._arrays_of(self._reused)
-            elif len(home.arrays) == len(self._reused):
-                reused = home.arrays
             else:
-                reused = home.arrays[: len(self._reused)]
+                reused = home.arrays[self._old] if self._old else home.arrays
             kept = self._arrays_of(self._kept) if self._kept else []
             if self._staged.consts:
                 kept = [*kept, *self._staged.consts]

@@ -36,3 +36,17 @@ class ValueContext:
 
 RunOptions.__module__ = "mirrax.distribute"
 ValueContext.__module__ = "mirrax.distribute.experimental"
+
+
+def checked_run(fn: Any, args: Any, options: Any) -> tuple[Any, ...]:
+    """The `args` of a `run`, which raises for what it does not take."""
+    if not callable(fn):
+        raise TypeError(f"`run` needs a function, got {fn!r}.")
+    if not isinstance(args, tuple | list):
+        raise TypeError(
+            f"`args` must be a tuple or list of arguments, got {type(args).__name__}; "
+            "a single argument is written `args=(x,)`."
+        )
+    if options is not None and not isinstance(options, RunOptions):
+        raise TypeError(f"`options` must be a RunOptions, got {options!r}.")
+    return tuple(args)

@@ -47,7 +47,11 @@ class _DefaultStrategy(Strategy):
         return context.enter(here)
 
     def _run(
-        self, fn: Callable[..., PyTree], args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        fn: Callable[..., PyTree],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        here: Context,
     ) -> PyTree:
         with context.changed(replica=ReplicaContext(self)):
             return fn(*args, **kwargs)
@@ -58,7 +62,6 @@ class _DefaultStrategy(Strategy):
 
 _default = _DefaultStrategy()
 default_context = Context(_default, replica=ReplicaContext(_default))
-context.set_default_context(lambda: default_context)
 
 
 def get_strategy() -> Strategy:

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from mirrax._src.base.context import Context
 from mirrax._src.base.devices import device_name, resolve_devices
 from mirrax._src.base.jax_compat import backend_started
 from mirrax._src.base.mesh import Layout, ReplicaMesh
@@ -186,13 +187,17 @@ class MultiWorkerMirroredStrategy(Strategy):
         return Share(self._cluster.size, self._cluster.worker, len(mesh.local_ids))
 
     def _run(
-        self, fn: Callable[..., PyTree], args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        fn: Callable[..., PyTree],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        here: Context,
     ) -> PyTree:
         if self._cluster is None:
-            return super()._run(fn, args, kwargs)
+            return super()._run(fn, args, kwargs, here)
         self._cluster.note_steps(1)
         with self._cluster.explaining():
-            return super()._run(fn, args, kwargs)
+            return super()._run(fn, args, kwargs, here)
 
     @contextlib.contextmanager
     def taking_steps(self, count: int) -> Iterator[None]:

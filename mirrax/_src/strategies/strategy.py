@@ -34,7 +34,7 @@ from mirrax._src.input.feeding import distribute_dataset, distribute_from_functi
 from mirrax._src.input.options import InputContext, InputOptions
 from mirrax._src.input.splitting import Share
 from mirrax._src.state.distributed import DistributedVariable
-from mirrax._src.strategies.arguments import RunOptions, ValueContext
+from mirrax._src.strategies.arguments import RunOptions, ValueContext, checked_run
 from mirrax._src.strategies.extended import StrategyExtended
 from mirrax._src.strategies.gathering import gather_everywhere, gather_leaf
 from mirrax._src.strategies.reducing import checked_axis, is_reducible, reduce_leaf
@@ -119,9 +119,9 @@ class Strategy:
 
     def check_may_enter(self, what: str) -> None:
         """Raises in a replica, where `what` cannot be called, and in another's scope."""
-        here = context.current()
         if context.is_default():
             return
+        here = context.current()
         if here.replica is not None:
             raise RuntimeError(
                 f"`{what}` is called inside a replica function. It combines replicas, so it "
@@ -170,19 +170,12 @@ class Strategy:
             kwargs: Keyword arguments.
             options: A `RunOptions` or None.
         """
-        if not callable(fn):
-            raise TypeError(f"`run` needs a function, got {fn!r}.")
-        if type(args) is not tuple and not isinstance(args, tuple | list):
-            raise TypeError(
-                f"`args` must be a tuple or list of arguments, got {type(args).__name__}; "
-                "a single argument is written `args=(x,)`."
-            )
-        if options is not None and not isinstance(options, RunOptions):
-            raise TypeError(f"`options` must be a RunOptions, got {options!r}.")
+        if type(args) is not tuple or options is not None or not callable(fn):
+            args = checked_run(fn, args, options)
         here = context.current()
         if here.strategy is not self or here.replica is not None:
             self.check_may_enter("run")
-        return self._run(fn, tuple(args), kwargs or {})
+        return self._run(fn, args, kwargs or {}, here)
 
     _run = run_replicas
 
