@@ -23,6 +23,10 @@ from mirrax._src.base.jax_compat import Device, Tracer, uncommitted
 from mirrax._src.base.mesh import AXIS_NAME, Layout, ReplicaMesh
 
 PyTree = Any
+# A user's function, and what it is called with.
+Fn = Callable[..., Any]
+Args = tuple[Any, ...]
+Kwargs = dict[str, Any]
 
 
 class UnevenError(Exception):
