@@ -97,11 +97,7 @@ class Cut:
                 ("equal", next(marks))
                 if is_marked_equal(eqn)
                 else exchanged.get(id(eqn))
-                or (
-                    eqn.primitive.name,
-                    str(eqn.params),
-                    *map(of, eqn.invars),
-                )
+                or (eqn.primitive.name, str(eqn.params), *map(of, eqn.invars))
             )
             for i, var in enumerate(eqn.outvars):
                 known[var] = hash((how, i, str(var.aval)))

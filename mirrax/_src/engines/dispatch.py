@@ -5,14 +5,13 @@ from __future__ import annotations
 import functools
 import types
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 from mirrax._src.base import context
 from mirrax._src.base.errors import warn_user
 from mirrax._src.base.jax_compat import outside_traces
 from mirrax._src.base.protocols import StrategyLike
-from mirrax._src.base.values import PyTree
+from mirrax._src.base.values import Args, Fn, Kwargs, PyTree
 from mirrax._src.engines.eager import run_eagerly
 from mirrax._src.engines.function import Function, functions_run_eagerly
 from mirrax._src.engines.trace import run_in_trace
@@ -22,11 +21,7 @@ eager_runs: Counter[Any] = Counter()
 
 
 def run_replicas(
-    strategy: StrategyLike,
-    fn: Callable[..., PyTree],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    here: context.Context,
+    strategy: StrategyLike, fn: Fn, args: Args, kwargs: Kwargs, here: context.Context
 ) -> PyTree:
     """`strategy.run(fn, args, kwargs)`, by the engine that the place and `fn` call for."""
     if here.frame is not None or not outside_traces():
@@ -45,7 +40,7 @@ def run_replicas(
 
 
 def as_function(
-    fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    fn: Any, args: Args, kwargs: Kwargs
 ) -> tuple[Function, tuple[Any, ...], dict[str, Any]] | None:
     """The `Function` in `fn`, with the arguments bound to it before the others.
 

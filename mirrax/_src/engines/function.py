@@ -17,6 +17,9 @@ from mirrax._src.base.jax_compat import in_trace
 from mirrax._src.base.mesh import ReplicaMesh
 from mirrax._src.base.protocols import Mode, StrategyLike
 from mirrax._src.base.values import (
+    Args,
+    Fn,
+    Kwargs,
     PyTree,
     UnevenError,
     abstract,
@@ -65,7 +68,7 @@ def functions_run_eagerly() -> bool:
 
 @overload
 def function(
-    fn: Callable[..., Any],
+    fn: Fn,
     /,
     *,
     donate_argnums: int | Sequence[int] = (),
@@ -78,7 +81,7 @@ def function(
     static_argnames: str | Sequence[str] = (),
 ) -> Callable[[Callable[..., Any]], Function]: ...
 def function(
-    fn: Callable[..., Any] | None = None,
+    fn: Fn | None = None,
     /,
     *,
     donate_argnums: int | Sequence[int] = (),
@@ -123,7 +126,7 @@ class Function:
 
     def __init__(
         self,
-        fn: Callable[..., Any],
+        fn: Fn,
         donate_argnums: int | Sequence[int] = (),
         static_argnames: str | Sequence[str] = (),
     ) -> None:
@@ -216,9 +219,7 @@ class Function:
         except (RunEagerly, UnevenError):
             return self._call_on_host(args, kwargs)
 
-    def run_on(
-        self, strategy: StrategyLike, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> PyTree:
+    def run_on(self, strategy: StrategyLike, args: Args, kwargs: Kwargs) -> PyTree:
         """`strategy.run(self, args, kwargs)`, compiled."""
         if self._static:
             args, kwargs = self._freeze(args, kwargs)
@@ -281,12 +282,12 @@ class Function:
         call = sort_arguments(args, {}, mesh, tell_mirrored=True)
         return self._execute(place, mesh, call, stage)
 
-    def _call_on_host(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> PyTree:
+    def _call_on_host(self, args: Args, kwargs: Kwargs) -> PyTree:
         with context.changed(compile_runs=self):
             return self._thawing_fn()(*args, **kwargs)
 
     def _call_in_replica(
-        self, here: context.Context, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, here: context.Context, args: Args, kwargs: Kwargs
     ) -> PyTree:
         """A call in an eager replica: compiled for it alone, where that is possible."""
         call = sort_arguments(args, kwargs, None)
@@ -339,7 +340,7 @@ class Function:
     # Static arguments ------------------------------------------------------------------
 
     def _freeze(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, args: Args, kwargs: Kwargs
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments, with those named in `static_argnames` made static."""
         bound = inspect.signature(self.fn).bind(*args, **kwargs)
@@ -348,11 +349,11 @@ class Function:
                 bound.arguments[name] = freeze(name, bound.arguments[name])
         return bound.args, bound.kwargs
 
-    def _thawing_fn(self) -> Callable[..., Any]:
+    def _thawing_fn(self) -> Fn:
         """`fn`, taking frozen arguments."""
         return self._thawing(self.fn)
 
-    def _thawing(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+    def _thawing(self, fn: Fn) -> Fn:
         if not self._static:
             return fn
 

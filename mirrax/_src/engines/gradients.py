@@ -11,13 +11,13 @@ import jax.numpy as jnp
 
 from mirrax._src.base import context
 from mirrax._src.base.protocols import Mode
-from mirrax._src.base.values import PyTree, is_leaf
+from mirrax._src.base.values import Args, Fn, Kwargs, PyTree, is_leaf
 from mirrax._src.state.frame import Frame
 from mirrax._src.state.variable import Variable
 
 
 def value_and_grad(
-    fn: Callable[..., Any], variables: PyTree, has_aux: bool = False
+    fn: Fn, variables: PyTree, has_aux: bool = False
 ) -> Callable[..., tuple[Any, PyTree]]:
     """A function that returns `fn`'s value and its gradients with respect to `variables`.
 
@@ -55,9 +55,7 @@ def value_and_grad(
     return wrapped
 
 
-def grad(
-    fn: Callable[..., Any], variables: PyTree, has_aux: bool = False
-) -> Callable[..., PyTree]:
+def grad(fn: Fn, variables: PyTree, has_aux: bool = False) -> Callable[..., PyTree]:
     """As `value_and_grad`, but returns the gradients only, or with `has_aux` (gradients, aux).
 
     >>> w = mx.Variable(3.0)
@@ -75,12 +73,12 @@ def grad(
 
 
 def _differentiate(
-    fn: Callable[..., Any],
+    fn: Fn,
     variables: list[Variable],
     tree: Any,
     has_aux: bool,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
+    args: Args,
+    kwargs: Kwargs,
 ) -> tuple[Any, PyTree]:
     outer: Any = context.current().frame
     mode = Mode.EAGER if outer is None else outer.mode

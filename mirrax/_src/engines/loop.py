@@ -6,7 +6,7 @@ are the results where only those of the last step are wanted; else they come out
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,8 +16,8 @@ from jax import lax
 
 from mirrax._src.base.mesh import Layout, ReplicaMesh
 from mirrax._src.base.values import (
+    Fn,
     PerReplica,
-    PyTree,
     abstract,
     copies_of,
     is_numeric,
@@ -39,7 +39,7 @@ class SlowInLoops(Exception):
 
 
 def stage_steps(
-    fn: Callable[..., PyTree],
+    fn: Fn,
     signature: Signature,
     arrays: Sequence[Any],
     mesh: ReplicaMesh | None,
@@ -127,12 +127,7 @@ class _Loop:
     """The loop over a traced step."""
 
     def __init__(
-        self,
-        traced: Trace,
-        num_common: int,
-        width: int,
-        steps: int,
-        keep_all: bool,
+        self, traced: Trace, num_common: int, width: int, steps: int, keep_all: bool
     ) -> None:
         self._traced = traced
         self._num_common, self._width, self._steps = num_common, width, steps

@@ -18,6 +18,8 @@ from mirrax._src.base import launches
 from mirrax._src.base.logical import after_launch, launching
 from mirrax._src.base.mesh import ReplicaMesh
 from mirrax._src.base.values import (
+    Args,
+    Kwargs,
     PerReplica,
     PyTree,
     first_copy,
@@ -112,7 +114,7 @@ class Program:
 
     # Calling -------------------------------------------------------------------------
 
-    def call_again(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> PyTree:
+    def call_again(self, args: Args, kwargs: Kwargs) -> PyTree:
         """The result for arguments like those of the first call.
 
         Only what is cheap is looked at. JAX itself finds out whether shapes have changed, and

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +19,9 @@ from mirrax._src.base.mesh import AXIS_NAME, Layout
 from mirrax._src.base.protocols import StrategyLike
 from mirrax._src.base.reduce_op import ReduceOp, parse_reduce_op
 from mirrax._src.base.values import (
+    Args,
+    Fn,
+    Kwargs,
     Mirrored,
     PerReplica,
     PyTree,
@@ -32,8 +35,14 @@ from mirrax._src.collectives.options import CommunicationOptions
 from mirrax._src.collectives.sparse import IndexedSlices
 from mirrax._src.engines.meeting import Meeting, Request
 
-_MergeLeaves = Callable[..., list[Any]]
-_PullBack = Callable[[list[Any], list[Any]], list[Any]]
+
+class _Collective(NamedTuple):
+    """Something that replicas do together, with its gradient for eager replicas."""
+
+    what: str
+    detail: str
+    merge: Callable[..., list[Any]]
+    pull_back: Callable[[list[Any], list[Any]], list[Any]]
 
 
 class ReplicaContext:
@@ -107,10 +116,9 @@ class ReplicaContext:
         def pull_back(leaves: list[Any], gradients: list[Any]) -> list[Any]:
             return self.all_reduce(op, gradients, options)
 
-        reduced = self._collective(
-            "all_reduce", f"{op.name} of {_show_tree(tree)}", merge, leaves, pull_back
-        )
-        return jax.tree.unflatten(tree, reduced)
+        detail = f"{op.name} of {_show_tree(tree)}"
+        collective = _Collective("all_reduce", detail, merge, pull_back)
+        return jax.tree.unflatten(tree, self._collective(collective, leaves))
 
     def all_gather(
         self, value: PyTree, axis: int, options: CommunicationOptions | None = None
@@ -145,20 +153,12 @@ class ReplicaContext:
                 for total, start, leaf in zip(summed, starts, leaves)
             ]
 
-        gathered = self._collective(
-            "all_gather",
-            f"along axis {axis} of {_show_tree(tree)}",
-            merge,
-            leaves,
-            pull_back,
-        )
-        return jax.tree.unflatten(tree, gathered)
+        detail = f"along axis {axis} of {_show_tree(tree)}"
+        collective = _Collective("all_gather", detail, merge, pull_back)
+        return jax.tree.unflatten(tree, self._collective(collective, leaves))
 
     def merge_call(
-        self,
-        merge_fn: Callable[..., PyTree],
-        args: Sequence[Any] = (),
-        kwargs: dict[str, Any] | None = None,
+        self, merge_fn: Fn, args: Sequence[Any] = (), kwargs: Kwargs | None = None
     ) -> PyTree:
         """Pauses all replicas and calls `merge_fn(strategy, *args, **kwargs)` once.
 
@@ -170,33 +170,18 @@ class ReplicaContext:
         return self.merge("merge_call", merge_fn, tuple(args), dict(kwargs or {}))
 
     def merge(
-        self,
-        what: str,
-        merge_fn: Callable[..., PyTree],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any] | None = None,
+        self, what: str, merge_fn: Fn, args: Args, kwargs: Kwargs | None = None
     ) -> PyTree:
         """A `merge_call` that messages call `what`."""
         return self._merge(what, merge_fn, args, kwargs or {})
 
-    def _collective(
-        self,
-        what: str,
-        detail: str,
-        merge: _MergeLeaves,
-        leaves: list[Any],
-        pull_back: _PullBack,
-    ) -> list[Any]:
-        """`merge` of all replicas' leaves. A program's own gradient needs no `pull_back`."""
+    def _collective(self, collective: _Collective, leaves: list[Any]) -> list[Any]:
+        """The collective of all replicas' leaves; a program has a gradient of its own."""
+        what, detail, merge, _ = collective
         return list(self._merge(what, merge, tuple(leaves), {}, detail))
 
     def _merge(
-        self,
-        what: str,
-        merge_fn: Callable[..., PyTree],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        detail: str = "",
+        self, what: str, merge_fn: Fn, args: Args, kwargs: Kwargs, detail: str = ""
     ) -> PyTree:
         """One replica alone: `merge_fn` runs here and now."""
         with context.changed(replica=None, updating=None):
@@ -224,12 +209,7 @@ class SpmdReplicaContext(ReplicaContext):
         )
 
     def _merge(
-        self,
-        what: str,
-        merge_fn: Callable[..., PyTree],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        detail: str = "",
+        self, what: str, merge_fn: Fn, args: Args, kwargs: Kwargs, detail: str = ""
     ) -> PyTree:
         mesh = self._strategy.replica_mesh
 
@@ -245,22 +225,13 @@ class SpmdReplicaContext(ReplicaContext):
             result = merge_fn(self._strategy, *args, **kwargs)
         return parts_of(result, mesh, None)
 
-    def _collective(
-        self,
-        what: str,
-        detail: str,
-        merge: _MergeLeaves,
-        leaves: list[Any],
-        pull_back: _PullBack,
-    ) -> list[Any]:
+    def _collective(self, collective: _Collective, leaves: list[Any]) -> list[Any]:
         # An array that the function closes over is every replica's, and counts for each.
-        leaves = [
-            jnp.copy(leaf)
-            if isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer)
-            else leaf
-            for leaf in leaves
-        ]
-        return super()._collective(what, detail, merge, leaves, pull_back)
+        def own(leaf: Any) -> Any:
+            is_real = isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer)
+            return jnp.copy(leaf) if is_real else leaf
+
+        return super()._collective(collective, [own(leaf) for leaf in leaves])
 
 
 class EagerReplicaContext(ReplicaContext):
@@ -281,25 +252,23 @@ class EagerReplicaContext(ReplicaContext):
         self._caller = caller
         self._shared_results = shared_results
 
-    def _collective(
-        self,
-        what: str,
-        detail: str,
-        merge: _MergeLeaves,
-        leaves: list[Any],
-        pull_back: _PullBack,
-    ) -> list[Any]:
-        if any(isinstance(x, Tracer) for x in jax.tree.leaves(leaves)):
-            return self._differentiable(what, detail, merge, pull_back)(leaves)
-        return list(self._merge(what, merge, tuple(leaves), {}, detail))
+    def _collective(self, collective: _Collective, leaves: list[Any]) -> list[Any]:
+        if not any(isinstance(x, Tracer) for x in jax.tree.leaves(leaves)):
+            return super()._collective(collective, leaves)
+
+        # What `jax.grad` can go through: the values meet, and so do the gradients.
+        @jax.custom_vjp
+        def meet(leaves: list[Any]) -> list[Any]:
+            return ReplicaContext._collective(self, collective, leaves)
+
+        meet.defvjp(
+            lambda leaves: (meet(leaves), leaves),
+            lambda leaves, gradients: (collective.pull_back(leaves, gradients),),
+        )
+        return meet(leaves)
 
     def _merge(
-        self,
-        what: str,
-        merge_fn: Callable[..., PyTree],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        detail: str = "",
+        self, what: str, merge_fn: Fn, args: Args, kwargs: Kwargs, detail: str = ""
     ) -> PyTree:
         frame = context.current().frame
         if frame is not None and frame.mode.is_traced:
@@ -311,29 +280,10 @@ class EagerReplicaContext(ReplicaContext):
                 "replicas can only exchange real values. Wrap the replica function in "
                 "`mx.function`."
             )
-        request = Request(
-            what,
-            detail,
-            users_line(),
-            functools.partial(self._act, what),
-            (merge_fn, args, kwargs),
-        )
+        act = functools.partial(self._act, what)
+        payload = merge_fn, args, kwargs
+        request = Request(what, detail, users_line(), act, payload)
         return self._meeting.meet(self.local_index, request)
-
-    def _differentiable(
-        self, what: str, detail: str, merge: _MergeLeaves, pull_back: _PullBack
-    ) -> Callable[[list[Any]], list[Any]]:
-        """The collective as a function that `jax.grad` can go through in an eager replica."""
-
-        @jax.custom_vjp
-        def meet(leaves: list[Any]) -> list[Any]:
-            return list(self._merge(what, merge, tuple(leaves), {}, detail))
-
-        meet.defvjp(
-            lambda leaves: (meet(leaves), leaves),
-            lambda leaves, gradients: (pull_back(leaves, gradients),),
-        )
-        return meet
 
     def _act(self, what: str, payloads: list[Any]) -> list[Any]:
         """Done once, on the caller's thread, when all replicas have arrived."""
@@ -341,13 +291,13 @@ class EagerReplicaContext(ReplicaContext):
         mesh = self._strategy.replica_mesh
 
         def may_share(leaf: Any) -> bool:
+            # What replicas bring to a collective counts once for each, also if equal.
             return merge_fn_is_users and not (mesh.is_shared and is_array(leaf))
 
         args, kwargs = regroup(
             [payload[1:] for payload in payloads],
             self._strategy.describe_replica,
             lambda parts: PerReplica(parts, mesh=mesh),
-            # What replicas bring to a collective counts once for each, also if equal.
             may_share,
         )
         with context.enter(self._caller):

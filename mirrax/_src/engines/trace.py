@@ -19,6 +19,9 @@ from mirrax._src.base.jax_compat import ClosedJaxpr, Tracer, make_jaxpr
 from mirrax._src.base.mesh import AXIS_NAME, Layout, ReplicaMesh
 from mirrax._src.base.protocols import Mode, StrategyLike
 from mirrax._src.base.values import (
+    Args,
+    Fn,
+    Kwargs,
     Mirrored,
     PerReplica,
     PyTree,
@@ -41,7 +44,7 @@ from mirrax._src.state.variable import Variable, live_variables
 
 def stage_run(
     strategy: StrategyLike,
-    fn: Callable[..., PyTree],
+    fn: Fn,
     signature: Signature,
     arrays: Sequence[Any],
     may_forward: bool = True,
@@ -58,7 +61,7 @@ def stage_run(
 
 def trace_replica(
     strategy: StrategyLike,
-    fn: Callable[..., Any],
+    fn: Fn,
     signature: Signature,
     avals: Sequence[jax.ShapeDtypeStruct],
     *,
@@ -152,11 +155,7 @@ def _out(leaf: Any, given: Mapping[int, int]) -> Out:
 
 
 def run_in_trace(
-    strategy: StrategyLike,
-    fn: Callable[..., PyTree],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    is_update: bool = False,
+    strategy: StrategyLike, fn: Fn, args: Args, kwargs: Kwargs, is_update: bool = False
 ) -> PyTree:
     """`strategy.run(fn, ...)`, or an update of it, inside a function that is being traced."""
     here = context.current()
@@ -184,11 +183,7 @@ def run_in_trace(
 
 
 def _run_in_program(
-    strategy: StrategyLike,
-    fn: Callable[..., PyTree],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    is_update: bool,
+    strategy: StrategyLike, fn: Fn, args: Args, kwargs: Kwargs, is_update: bool
 ) -> PyTree:
     """`fn` on each replica, from a `merge_fn` inside the program that all replicas run."""
     mesh = strategy.replica_mesh
@@ -212,7 +207,7 @@ def _run_in_program(
 
 
 def stage_call(
-    fn: Callable[..., PyTree],
+    fn: Fn,
     signature: Signature,
     arrays: Sequence[Any],
     mesh: ReplicaMesh | None,
@@ -229,7 +224,7 @@ def stage_call(
 
 
 def trace_call(
-    fn: Callable[..., PyTree],
+    fn: Fn,
     signature: Signature,
     arrays: Sequence[Any],
     mesh: ReplicaMesh | None,
@@ -349,7 +344,7 @@ def _whole_shape(variable: Variable, layout: Layout) -> tuple[int, ...]:
     return variable.strategy.replica_mesh.whole_shape(layout, variable.shape)
 
 
-def until_no_new_variables(trace: Callable[[], Trace], fn: Callable[..., Any]) -> Trace:
+def until_no_new_variables(trace: Callable[[], Trace], fn: Fn) -> Trace:
     """The first trace in which `fn` makes no variables; it may make them once."""
     traced = trace()
     if traced.created:
