@@ -47,6 +47,8 @@ from mirrax._src.engines.trace import stage_call, stage_run
 from mirrax._src.engines.uneven import run_uneven
 from mirrax._src.state.variable import Variable
 
+_Ints = int | Sequence[int]
+_Names = str | Sequence[str]
 _WARN_AFTER = 5
 _run_eagerly = False
 
@@ -68,24 +70,18 @@ def functions_run_eagerly() -> bool:
 
 @overload
 def function(
-    fn: Fn,
-    /,
-    *,
-    donate_argnums: int | Sequence[int] = (),
-    static_argnames: str | Sequence[str] = (),
+    fn: Fn, /, *, donate_argnums: _Ints = (), static_argnames: _Names = ()
 ) -> Function: ...
 @overload
 def function(
-    *,
-    donate_argnums: int | Sequence[int] = (),
-    static_argnames: str | Sequence[str] = (),
-) -> Callable[[Callable[..., Any]], Function]: ...
+    *, donate_argnums: _Ints = (), static_argnames: _Names = ()
+) -> Callable[[Fn], Function]: ...
 def function(
     fn: Fn | None = None,
     /,
     *,
-    donate_argnums: int | Sequence[int] = (),
-    static_argnames: str | Sequence[str] = (),
+    donate_argnums: _Ints = (),
+    static_argnames: _Names = (),
 ) -> Any:
     """Compiles `fn`: alone, as a replica function, or as the caller of `strategy.run`.
 
@@ -108,11 +104,8 @@ def function(
     """
     if fn is None:
         return lambda fn: Function(fn, donate_argnums, static_argnames)
-    return (
-        fn
-        if isinstance(fn, Function)
-        else Function(fn, donate_argnums, static_argnames)
-    )
+    is_made = isinstance(fn, Function)
+    return fn if is_made else Function(fn, donate_argnums, static_argnames)
 
 
 class Function:
@@ -125,26 +118,17 @@ class Function:
     __module__ = "mirrax"
 
     def __init__(
-        self,
-        fn: Fn,
-        donate_argnums: int | Sequence[int] = (),
-        static_argnames: str | Sequence[str] = (),
+        self, fn: Fn, donate_argnums: _Ints = (), static_argnames: _Names = ()
     ) -> None:
         if not callable(fn):
             raise TypeError(f"`mx.function` needs a function, got {fn!r}.")
         functools.update_wrapper(self, fn)
         self.fn = fn
         self.trace_count = 0
-        self._donate = (
-            (donate_argnums,)
-            if isinstance(donate_argnums, int)
-            else tuple(donate_argnums)
-        )
-        self._static = (
-            (static_argnames,)
-            if isinstance(static_argnames, str)
-            else tuple(static_argnames)
-        )
+        is_one = isinstance(donate_argnums, int)
+        self._donate = (donate_argnums,) if is_one else tuple(donate_argnums)
+        is_one = isinstance(static_argnames, str)
+        self._static = (static_argnames,) if is_one else tuple(static_argnames)
         self._check_names()
         self._programs: dict[Any, list[Program]] = {}
         self._last: dict[Any, Program] = {}  # by strategy, and by where it is called
@@ -162,8 +146,8 @@ class Function:
         except (TypeError, ValueError):
             return  # a function without a signature
         kinds = {p.kind for p in parameters}
+        known = [p.name for p in parameters]
         for name in self._static:
-            known = {p.name for p in parameters}
             if name not in known and inspect.Parameter.VAR_KEYWORD not in kinds:
                 raise ValueError(
                     f"`static_argnames` names {name!r}, but {self!r} has no such argument; it "
@@ -351,20 +335,16 @@ class Function:
 
     def _thawing_fn(self) -> Fn:
         """`fn`, taking frozen arguments."""
-        return self._thawing(self.fn)
-
-    def _thawing(self, fn: Fn) -> Fn:
         if not self._static:
-            return fn
+            return self.fn
 
-        @functools.wraps(fn)
+        @functools.wraps(self.fn)
         def thaw(*args: Any, **kwargs: Any) -> PyTree:
-            args, kwargs = jax.tree.map(
-                lambda x: x.value if isinstance(x, Frozen) else x,
-                (args, kwargs),
-                is_leaf=is_leaf,
-            )
-            return fn(*args, **kwargs)
+            def value_of(leaf: Any) -> Any:
+                return leaf.value if isinstance(leaf, Frozen) else leaf
+
+            args, kwargs = jax.tree.map(value_of, (args, kwargs), is_leaf=is_leaf)
+            return self.fn(*args, **kwargs)
 
         return thaw
 
