@@ -22,6 +22,7 @@ SCRIPTS = (
     "importing",
     "steps",
     "host_time",
+    "eager",
     "many_steps",
     "first_step",
     "many_variables",

@@ -1,7 +1,7 @@
 """Many small arrays travel as few: an all-reduce costs more per call than per byte.
 
 Only small arrays are packed. Packing large ones copies them, and XLA fuses the products
-that make them into the copy, which made whole steps 3x slower (docs/design.md).
+that make them into the copy, which made whole steps 3x slower (docs/design_around.md).
 """
 
 from __future__ import annotations

@@ -125,10 +125,9 @@ class Function:
         functools.update_wrapper(self, fn)
         self.fn = fn
         self.trace_count = 0
-        is_one = isinstance(donate_argnums, int)
-        self._donate = (donate_argnums,) if is_one else tuple(donate_argnums)
-        is_one = isinstance(static_argnames, str)
-        self._static = (static_argnames,) if is_one else tuple(static_argnames)
+        donate, static = donate_argnums, static_argnames
+        self._donate = (donate,) if isinstance(donate, int) else tuple(donate)
+        self._static = (static,) if isinstance(static, str) else tuple(static)
         self._check_names()
         self._programs: dict[Any, list[Program]] = {}
         self._last: dict[Any, Program] = {}  # by strategy, and by where it is called
