@@ -39,11 +39,15 @@ from mirrax._src.engines.arguments import (
 from mirrax._src.engines.closures import FunctionCache
 from mirrax._src.engines.eager import run_eagerly
 from mirrax._src.engines.inputs import SignatureChanged
-from mirrax._src.engines.loop import split_up, stage_steps
+from mirrax._src.engines.loop import split_up, trace_steps
 from mirrax._src.engines.program import Part, Program
 from mirrax._src.engines.retracing import explain_change
-from mirrax._src.engines.staged import Staged
-from mirrax._src.engines.trace import stage_call, stage_run
+from mirrax._src.engines.staged import Trace
+from mirrax._src.engines.trace import (
+    trace_call,
+    trace_replica,
+    until_no_new_variables,
+)
 from mirrax._src.engines.uneven import run_uneven
 from mirrax._src.state.variable import Variable
 
@@ -191,13 +195,13 @@ class Function:
             return self._call_on_host(args, kwargs)
         mesh = mesh_of_arguments(args, kwargs) or strategy.replica_mesh
         try:
+            call = sort_arguments(args, kwargs, mesh, tell_mirrored=True)
+            fn, signature, arrays = self._thawing_fn(), call.signature, call.arrays
             return self._execute(
                 (strategy, "call"),
                 mesh,
-                sort_arguments(args, kwargs, mesh, tell_mirrored=True),
-                lambda call: stage_call(
-                    self._thawing_fn(), call.signature, call.arrays, mesh
-                ),
+                call,
+                lambda: trace_call(fn, signature, arrays, mesh),
             )
         except (RunEagerly, UnevenError):
             return self._call_on_host(args, kwargs)
@@ -217,13 +221,15 @@ class Function:
             return run_eagerly(strategy, fn, args, kwargs)
         mesh = strategy.replica_mesh
         try:
+            call = sort_arguments(args, kwargs, mesh)
+            signature = call.signature
+            avals = signature.avals_of_part(call.arrays, mesh)
+            keep = not self._donate
             return self._execute(
                 strategy,
                 mesh,
-                sort_arguments(args, kwargs, mesh),
-                lambda call: stage_run(
-                    strategy, fn, call.signature, call.arrays, not self._donate
-                ),
+                call,
+                lambda: trace_replica(strategy, fn, signature, avals, may_forward=keep),
             )
         except UnevenError:
             return run_uneven(self, strategy, fn, args, kwargs)
@@ -256,14 +262,14 @@ class Function:
                 pass
         mesh = mesh_of_arguments(args, {}) or strategy.replica_mesh
 
-        def stage(call: Call) -> Staged:
-            staged = stage_steps(self.fn, call.signature, call.arrays, mesh, keep_all)
-            split = [v for v, layout in staged.writes.items() if layout.is_split]
+        def trace() -> Trace:
+            loop = trace_steps(self.fn, call.signature, call.arrays, mesh, keep_all)
+            split = [v for v, layout in loop.writes.items() if layout.is_split]
             self._split.update(dict.fromkeys(split))
-            return staged
+            return loop
 
         call = sort_arguments(args, {}, mesh, tell_mirrored=True)
-        return self._execute(place, mesh, call, stage)
+        return self._execute(place, mesh, call, trace)
 
     def _call_on_host(self, args: Args, kwargs: Kwargs) -> PyTree:
         with context.changed(compile_runs=self):
@@ -282,13 +288,17 @@ class Function:
         return self._thawing_fn()(*args, **kwargs) if part is None else part(call)
 
     def _stage_part(self, call: Call) -> Part | None:
-        fn = self._thawing_fn()
+        fn, signature, arrays = self._thawing_fn(), call.signature, call.arrays
+
+        def trace() -> Trace:
+            return trace_call(fn, signature, arrays, None, Mode.PART)
+
         try:
-            staged = stage_call(fn, call.signature, call.arrays, None, Mode.PART)
+            part = Part(until_no_new_variables(trace, fn))
         except RunEagerly:  # it meets other replicas
             return None
-        self.note_trace((None, call.signature, tuple(map(abstract, call.arrays))))
-        return Part(staged)
+        self.note_trace((None, signature, tuple(map(abstract, arrays))))
+        return part
 
     # Programs --------------------------------------------------------------------------
 
@@ -297,7 +307,7 @@ class Function:
         place: Any,
         mesh: ReplicaMesh | None,
         call: Call,
-        stage: Callable[[Call], Staged],
+        trace: Callable[[], Trace],
     ) -> PyTree:
         """Finds or makes the program for `call`, and runs it."""
         avals = tuple(map(abstract, call.arrays))
@@ -306,11 +316,11 @@ class Function:
         while True:
             program = next((p for p in candidates if p.layouts_match()), None)
             if program is None:
-                staged = stage(call)
-                program = Program(staged, call, self._donate)
-                if staged.mesh is not None and staged.mesh.is_shared:
+                traced = until_no_new_variables(trace, self.fn)
+                program = Program(traced, call, mesh, self._donate)
+                if traced.mesh is not None and traced.mesh.is_shared:
                     label = describe_program(self, avals)
-                    staged.mesh.cluster.compare(label)
+                    traced.mesh.cluster.compare(label)
                     program.watch(label)
                 self.note_trace(key)
                 candidates.append(program)

@@ -7,7 +7,7 @@ are the results where only those of the last step are wanted; else they come out
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -25,7 +25,7 @@ from mirrax._src.base.values import (
 )
 from mirrax._src.engines.arguments import Signature
 from mirrax._src.engines.jaxprs import convolves
-from mirrax._src.engines.staged import Out, Staged, Trace, filled, on_every_worker
+from mirrax._src.engines.staged import Out, Trace
 from mirrax._src.engines.trace import trace_call, until_no_new_variables
 from mirrax._src.state.variable import Variable
 
@@ -38,13 +38,13 @@ class SlowInLoops(Exception):
     """XLA would compile the step to something much slower inside a loop."""
 
 
-def stage_steps(
+def trace_steps(
     fn: Fn,
     signature: Signature,
     arrays: Sequence[Any],
     mesh: ReplicaMesh | None,
     keep_all: bool,
-) -> Staged:
+) -> Trace:
     """`fn(common, element)` for each element, as one program.
 
     Args:
@@ -67,20 +67,23 @@ def stage_steps(
     device = traced.mesh.devices[0] if traced.mesh is not None else jax.devices()[0]
     if device.platform == "cpu" and convolves(traced.closed.jaxpr):
         raise SlowInLoops  # XLA has its fast convolutions outside loops only
-    loop = _Loop(traced, num_common, width, _num_steps(signature), keep_all)
-    reads = {v: v.in_one_array()[1] for v in (*traced.reads, *traced.writes)}
-    return replace(
-        traced.staged(mesh),
+    outs = traced.outs
+    if keep_all:
+        outs = tuple(_stacked_out(out, _num_steps(signature)) for out in outs)
+    return _Loop(
+        closed=traced.closed,
         signature=signature,
-        reads=reads,
-        writes=loop.carried,
-        apply=on_every_worker(
-            lambda values, arrays: loop.run(dict(zip(reads, values)), arrays),
-            [out.layout for out in loop.outs if out.layout],
-            traced.mesh,
-        ),
-        result=replace(traced, outs=loop.outs).result,
-        bare_tree=None,
+        reads={v: v.in_one_array()[1] for v in (*traced.reads, *traced.writes)},
+        # A variable may begin with a part for each replica and be written alike on all.
+        writes={v: v.in_one_array()[1] for v in traced.writes},
+        created=(),
+        out_tree=traced.out_tree,
+        outs=outs,
+        mesh=traced.mesh,
+        is_replicas=False,
+        step=traced,
+        num_common=num_common,
+        keep_all=keep_all,
     )
 
 
@@ -123,62 +126,51 @@ def _of_one_step(
     return one, num_common, width
 
 
-class _Loop:
-    """The loop over a traced step."""
+@dataclass(frozen=True)
+class _Loop(Trace):
+    """The loop over a traced step, whose arguments are `num_common` arrays and an element."""
 
-    def __init__(
-        self, traced: Trace, num_common: int, width: int, steps: int, keep_all: bool
-    ) -> None:
-        self._traced = traced
-        self._num_common, self._width, self._steps = num_common, width, steps
-        self._keep_all = keep_all
-        # A variable may begin with a part for each replica and be written alike on all.
-        self.carried = {v: v.in_one_array()[1] for v in traced.writes}
-        self.outs = (
-            tuple(_stacked_out(out, steps) for out in traced.outs)
-            if keep_all
-            else traced.outs
-        )
+    step: Trace
+    num_common: int
+    keep_all: bool
 
-    def run(
-        self, values: dict[Variable, jax.Array], arrays: Sequence[Any]
+    def apply(
+        self, values: Sequence[jax.Array], arrays: Sequence[Any], consts: Sequence[Any]
     ) -> tuple[list[jax.Array], list[jax.Array]]:
-        """The arrays of the results, and the last values of what was written."""
-        traced, width = self._traced, self._width
-        end = self._num_common + width * self._steps
-        common, rest = arrays[: self._num_common], arrays[self._num_common : end]
-        consts = filled(traced.closed.consts, arrays[end:])
+        known = dict(zip(self.reads, values))
+        common, rest = arrays[: self.num_common], arrays[self.num_common :]
+        steps = _num_steps(self.signature)
+        width = len(rest) // steps
         elements = [jnp.stack(rest[i::width]) for i in range(width)]
-        start = [values[v] for v in self.carried]
+        start = [known[v] for v in self.writes]
 
         def step(carry: list[jax.Array], element: list[jax.Array]) -> Any:
-            now = {**values, **dict(zip(self.carried, carry))}
-            reads = [now[v] for v in self._traced.reads]
-            results, written = traced.apply(reads, [*common, *element], consts)
-            layouts = traced.writes.values()
+            now = {**known, **dict(zip(self.writes, carry))}
+            reads = [now[v] for v in self.step.reads]
+            results, written = self.step.apply(reads, [*common, *element], consts)
+            layouts = self.step.writes.values()
             written = [
                 x if layout is into else _spread(x, v, into)
-                for x, layout, (v, into) in zip(written, layouts, self.carried.items())
+                for x, layout, (v, into) in zip(written, layouts, self.writes.items())
             ]
             return written, results
 
-        if self._keep_all:
-            written, results = lax.scan(step, start, elements, length=self._steps)
-            return self._stacked(results), written
-        shapes = traced.closed.out_avals[: traced.num_results]
+        if self.keep_all:
+            written, results = lax.scan(step, start, elements, length=steps)
+            outs = [out for out in self.step.outs if out.is_array]
+            return list(map(_within_replicas, results, outs)), written
+        shapes = self.closed.out_avals[: self.num_results]
         nothing = [jnp.zeros(s.shape, s.dtype) for s in shapes]
         (written, results), _ = lax.scan(
             lambda carry, element: (step(carry[0], element), None),
             (start, nothing),
             elements,
-            length=self._steps,
+            length=steps,
         )
         return results, written
 
-    def _stacked(self, results: Sequence[jax.Array]) -> list[jax.Array]:
-        """The steps as the first axis within each replica, where results are split."""
-        outs = [out for out in self._traced.outs if out.is_array]
-        return [_within_replicas(r, out) for r, out in zip(results, outs)]
+    def handed_on(self) -> frozenset[Variable]:
+        return self.step.handed_on()
 
 
 def _within_replicas(array: jax.Array, out: Out) -> jax.Array:

@@ -27,7 +27,7 @@ from mirrax._src.base.values import (
 )
 from mirrax._src.engines.arguments import Call, placed
 from mirrax._src.engines.inputs import SignatureChanged, choose_input
-from mirrax._src.engines.staged import Staged
+from mirrax._src.engines.staged import Trace
 from mirrax._src.state.distributed import DistributedVariable
 from mirrax._src.state.variable import Home, Variable, lost, shared
 
@@ -58,32 +58,40 @@ def one_copy_of(variable: Variable) -> jax.Array:
 
 
 class Program:
-    """A staged function, compiled.
+    """A traced function, compiled.
 
     The compiled function takes the arrays of variables that are written, those that are only
     read, and one input for each argument of the call.
     """
 
-    def __init__(self, staged: Staged, call: Call, donate: Sequence[int]) -> None:
-        self._staged = staged
-        is_spread = staged.mesh is not None and staged.mesh.size > 1
+    def __init__(
+        self,
+        trace: Trace,
+        call: Call,
+        given_mesh: ReplicaMesh | None,
+        donate: Sequence[int],
+    ) -> None:
+        self._trace = trace
+        is_spread = trace.mesh is not None and trace.mesh.size > 1
+        # Whether argument arrays may not be there yet.
+        self._moves = trace.mesh is not None and trace.mesh != given_mesh
         self._inputs = [
-            choose_input(*argument, is_spread or staged.moves_arguments)
+            choose_input(*argument, is_spread or self._moves)
             for argument in call.arguments()
         ]
         self._looks = any(taken is not None for taken in self._inputs)
         self._num_args = len(self._inputs) - bool(call.kwargs)
-        self._is_bare = staged.bare_tree is not None
+        self._is_bare = trace.bare_tree is not None
         # Donated: what is both read and written. Kept: what is only read.
-        self._reused = [v for v in staged.reads if v in staged.writes]
-        self._kept = [v for v in staged.reads if v not in staged.writes]
+        self._reused = [v for v in trace.reads if v in trace.writes]
+        self._kept = [v for v in trace.reads if v not in trace.writes]
         # JAX reuses donated memory for outputs of the same shape in the order of both
         # lists, so that what is updated in place comes first, in the order of the inputs.
-        others = [v for v in staged.writes if v not in staged.reads]
+        others = [v for v in trace.writes if v not in trace.reads]
         self._written = [*self._reused, *others]
         self._old = slice(len(self._reused)) if others else None
         self._reused_numbers = frozenset(v.number for v in self._reused)
-        self._handed_on = frozenset(v.number for v in staged.handed_on)
+        self._handed_on = frozenset(v.number for v in trace.handed_on())
         self._home = Home([])
         self._home.is_whole = False
         self._sealed = False
@@ -108,8 +116,8 @@ class Program:
     def layouts_match(self) -> bool:
         """Whether the variables lie on the mesh as they did when this was traced."""
         return all(
-            v.in_one_array()[1] is layout or not lies_on(v, self._staged.mesh)
-            for v, layout in self._staged.reads.items()
+            v.in_one_array()[1] is layout or not lies_on(v, self._trace.mesh)
+            for v, layout in self._trace.reads.items()
         )
 
     # Calling -------------------------------------------------------------------------
@@ -133,11 +141,11 @@ class Program:
         results = self._run(inputs)
         if self._is_bare:
             return results
-        staged = self._staged
-        if not staged.gives_back:
-            return staged.result(results, ())
+        trace = self._trace
+        if not trace.gives_back:
+            return trace.result(results, ())
         leaves = jax.tree.leaves((args, kwargs), is_leaf=is_leaf)
-        return staged.result(results, staged.signature.arrays_of(leaves))
+        return trace.result(results, trace.signature.arrays_of(leaves))
 
     def compile_and_call(self, call: Call) -> PyTree:
         """The result; JAX may trace the program again: for other placements, say.
@@ -145,8 +153,8 @@ class Program:
         Raises:
             SignatureChanged: If another thread has just laid out a variable otherwise.
         """
-        arrays, mesh = call.arrays, self._staged.mesh
-        if self._staged.moves_arguments:
+        arrays, mesh = call.arrays, self._trace.mesh
+        if self._moves:
             layouts = call.signature.layouts()
             arrays = [
                 a if layout.is_split else placed(a, mesh)
@@ -162,12 +170,12 @@ class Program:
             if "incompatible devices" in str(error):
                 raise ValueError(_MIXED.format(error)) from None
             raise
-        return results if self._is_bare else self._staged.result(results, call.given)
+        return results if self._is_bare else self._trace.result(results, call.given)
 
     def _as_inputs(self, arrays: Sequence[Any]) -> list[Any]:
         """The arrays of all arguments as the compiled function takes them."""
         it = iter(arrays)
-        trees = self._staged.signature.argument_trees()
+        trees = self._trace.signature.argument_trees()
         return [
             tree.unflatten(itertools.islice(it, tree.num_leaves))
             if taken is None
@@ -193,8 +201,8 @@ class Program:
             else:
                 reused = home.arrays[self._old] if self._old else home.arrays
             kept = self._arrays_of(self._kept) if self._kept else []
-            if self._staged.consts:
-                kept = [*kept, *self._staged.consts]
+            if self._trace.spanning:
+                kept = [*kept, *self._trace.spanning]
             launch = self._launch_watched if self._label else self._launch
             written, results = launch(reused, kept, inputs)
         after_launch(written or results)
@@ -222,8 +230,8 @@ class Program:
 
     def _launch_watched(self, *inputs: Any) -> tuple[list[jax.Array], Any]:
         """A launch that other workers take part in."""
-        assert self._staged.mesh is not None
-        cluster = self._staged.mesh.cluster
+        assert self._trace.mesh is not None
+        cluster = self._trace.mesh.cluster
         cluster.check()
         launches.last.begin(self._label)
         try:
@@ -262,7 +270,7 @@ class Program:
     # Variables -----------------------------------------------------------------------
 
     def _arrays_of(self, variables: Sequence[Variable]) -> list[jax.Array]:
-        mesh = self._staged.mesh
+        mesh = self._trace.mesh
         return [
             v.in_one_array()[0] if lies_on(v, mesh) else placed(one_copy_of(v), mesh)
             for v in variables
@@ -278,10 +286,10 @@ class Program:
             shared.update(self._handed_on)
 
     def _move_in(self, home: Home) -> None:
-        mesh = self._staged.mesh
+        mesh = self._trace.mesh
         is_spread = mesh is not None and mesh.size > 1
         for i, variable in enumerate(self._written):
-            variable.move_to(home, i, self._staged.writes[variable])
+            variable.move_to(home, i, self._trace.writes[variable])
         home.is_whole = True
         for variable in self._written:
             if variable.strategy is None and is_spread:  # it has one copy only
@@ -305,12 +313,12 @@ class Program:
     ) -> tuple[list[jax.Array], Any]:
         if self._sealed:
             raise SignatureChanged
-        staged, count = self._staged, len(self._kept)
+        trace, count = self._trace, len(self._kept)
         values = dict(zip(self._reused + self._kept, reused + kept[:count]))
         arrays = [*jax.tree.leaves(inputs), *kept[count:]]
-        results, new = staged.apply([values[v] for v in staged.reads], arrays)
-        written = dict(zip(staged.writes, new))
-        result = staged.bare_tree.unflatten(results) if self._is_bare else results
+        results, new = trace.launch([values[v] for v in trace.reads], arrays)
+        written = dict(zip(trace.writes, new))
+        result = trace.bare_tree.unflatten(results) if self._is_bare else results
         return [written[v] for v in self._written], result
 
     def lower(self, arrays: Sequence[Any]) -> Any:
@@ -326,13 +334,13 @@ class Program:
 class Part:
     """A compiled part of an eager replica: reads and writes the copies of who calls it."""
 
-    def __init__(self, staged: Staged) -> None:
-        self._staged = staged
-        self._jitted = jax.jit(staged.apply)
+    def __init__(self, trace: Trace) -> None:
+        self._trace = trace
+        self._jitted = jax.jit(trace.launch)
 
     def __call__(self, call: Call) -> PyTree:
-        values = [v.concrete(is_local=True) for v in self._staged.reads]
+        values = [v.concrete(is_local=True) for v in self._trace.reads]
         results, written = self._jitted(values, call.arrays)
-        for variable, value in zip(self._staged.writes, written):
+        for variable, value in zip(self._trace.writes, written):
             variable.store_local(value)
-        return self._staged.result(results, call.given)
+        return self._trace.result(results, call.given)

@@ -6,7 +6,8 @@ outputs those of the result and of the variables that are written.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import functools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,45 +21,6 @@ from mirrax._src.base.values import Mirrored, PerReplica, PyTree, first_copy
 from mirrax._src.engines.arguments import Signature
 from mirrax._src.engines.jaxprs import handed_on
 from mirrax._src.state.variable import Variable
-
-# From the arrays of variables and arguments to those of the result and what was written.
-Apply = Callable[
-    [Sequence[jax.Array], Sequence[Any]], tuple[list[jax.Array], list[jax.Array]]
-]
-
-
-@dataclass(frozen=True)
-class Staged:
-    """A traced function, ready to be compiled.
-
-    Attributes:
-        signature: What it was traced for.
-        reads: The variables it reads, with how they lie on the mesh.
-        writes: The variables it writes, with how they lie on the mesh afterwards.
-        apply: From the arrays of `reads` and of the arguments to those of the result and
-            the new ones of `writes`.
-        result: From the arrays of the result and of the arguments to what is returned.
-        mesh: Where the program runs, if that is known.
-        moves_arguments: Whether argument arrays may not be there yet.
-        handed_on: The variables whose array somebody else may hold after a call.
-        bare_tree: The structure of the result, if nothing but arrays is in it that are
-            returned as they come; None else.
-        gives_back: Whether an argument may be in the result as it was given.
-        consts: Arrays on the devices of several workers that the function closes over, which
-            JAX takes as arguments only; they come after those of `apply`.
-    """
-
-    signature: Signature
-    reads: Mapping[Variable, Layout]
-    writes: Mapping[Variable, Layout]
-    apply: Apply
-    result: Callable[[Sequence[jax.Array], Sequence[Any]], PyTree]
-    mesh: ReplicaMesh | None
-    moves_arguments: bool
-    handed_on: frozenset[Variable]
-    bare_tree: Any = None
-    gives_back: bool = True
-    consts: Sequence[jax.Array] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,14 +71,20 @@ class Trace:
     mesh: ReplicaMesh | None
     is_replicas: bool
 
+    @functools.cached_property
+    def out_layouts(self) -> list[Layout]:
+        """How the arrays of the result lie."""
+        return [out.layout for out in self.outs if out.layout]
+
     @property
     def num_results(self) -> int:
-        return sum(out.is_array for out in self.outs)
+        return len(self.out_layouts)
 
     def apply(
         self, values: Sequence[jax.Array], arrays: Sequence[Any], consts: Sequence[Any]
     ) -> tuple[list[jax.Array], list[jax.Array]]:
-        """The arrays of the result, and what was written."""
+        """From the arrays of what is read and of the arguments to those of the result, and
+        the new ones of what is written."""
         run = self._on_all_devices if self.is_replicas else self._as_it_is
         outs = run([*values, *arrays], consts)
         return outs[: self.num_results], outs[self.num_results :]
@@ -130,7 +98,7 @@ class Trace:
         mesh = self.mesh
         assert mesh is not None
         ins = [*self.reads.values(), *self.signature.layouts()]
-        outs = [o.layout for o in self.outs if o.layout] + list(self.writes.values())
+        outs = [*self.out_layouts, *self.writes.values()]
 
         def body(consts: Sequence[Any], inputs: Sequence[Any]) -> list[jax.Array]:
             own = [x[0] if mesh.has_row(k) else x for x, k in zip(inputs, ins)]
@@ -159,33 +127,49 @@ class Trace:
         ]
         return self.out_tree.unflatten(leaves)
 
-    def staged(self, given_mesh: ReplicaMesh | None) -> Staged:
-        """The program of a call whose arguments lie on `given_mesh`."""
-        consts = self.closed.consts
-        if self.is_replicas and self.mesh is not None:
-            mirror = self.mesh.mirror
-            consts = [mirror(c) if isinstance(c, jax.Array) else c for c in consts]
+    # For a program of its own -----------------------------------------------------------
+
+    def launch(
+        self, values: Sequence[jax.Array], arrays: Sequence[Any]
+    ) -> tuple[list[jax.Array], list[jax.Array]]:
+        """`apply`, where the constants that span workers come last in `arrays`."""
         count = len(self.signature.layouts())
-        layouts = [out.layout for out in self.outs if out.layout]
+        it = iter(arrays[count:])
+        consts = [next(it) if _spans_workers(c) else c for c in self.consts]
+        results, written = self.apply(values, arrays[:count], consts)
+        mesh = self.mesh
+        if mesh is None or not mesh.is_shared:
+            return results, written
+        constrain, layouts = jax.lax.with_sharding_constraint, self.out_layouts
+        return [  # plain results on every device, so that every worker has them
+            r if layout.is_split else constrain(r, mesh.mirrored)
+            for r, layout in zip(results, layouts)
+        ], written
 
-        def apply(values: Sequence[jax.Array], arrays: Sequence[Any]) -> Any:
-            return self.apply(values, arrays[:count], filled(consts, arrays[count:]))
+    @functools.cached_property
+    def consts(self) -> list[Any]:
+        """What the function closes over, where the program can use it."""
+        found = self.closed.consts
+        if not self.is_replicas or self.mesh is None:
+            return found
+        return [self.mesh.mirror(c) if isinstance(c, jax.Array) else c for c in found]
 
+    @functools.cached_property
+    def spanning(self) -> list[jax.Array]:
+        """The constants on several workers' devices, which JAX takes as arguments only."""
+        return [c for c in self.consts if _spans_workers(c)]
+
+    @functools.cached_property
+    def bare_tree(self) -> Any:
+        """The structure of the result, if arrays are all that is in it, as they come."""
         is_alone = self.mesh is None or self.mesh.size == 1
-        is_bare = is_alone and all(out.layout is Layout.PLAIN for out in self.outs)
-        return Staged(
-            signature=self.signature,
-            reads=self.reads,
-            writes=self.writes,
-            apply=on_every_worker(apply, layouts, self.mesh),
-            result=self.result,
-            bare_tree=self.out_tree if is_bare else None,
-            gives_back=any(out.argument is not None for out in self.outs),
-            mesh=self.mesh,
-            moves_arguments=self.mesh is not None and self.mesh != given_mesh,
-            handed_on=self.handed_on(),
-            consts=[c for c in consts if _spans_workers(c)],
-        )
+        is_bare = all(out.layout is Layout.PLAIN for out in self.outs)
+        return self.out_tree if is_alone and is_bare else None
+
+    @functools.cached_property
+    def gives_back(self) -> bool:
+        """Whether an argument may be in the result as it was given."""
+        return any(out.argument is not None for out in self.outs)
 
     def handed_on(self) -> frozenset[Variable]:
         """The variables whose array somebody else may hold after a call."""
@@ -204,29 +188,3 @@ def wrapped(array: Any, layout: Layout, mesh: ReplicaMesh | None) -> Any:
 def _spans_workers(const: Any) -> bool:
     is_real = isinstance(const, jax.Array) and not isinstance(const, Tracer)
     return is_real and not const.is_fully_addressable
-
-
-def filled(consts: Sequence[Any], given: Sequence[Any]) -> list[Any]:
-    """All constants, with `given` in the places of those that span workers."""
-    it = iter(given)
-    return [next(it) if _spans_workers(c) else c for c in consts]
-
-
-def on_every_worker(
-    apply: Apply, layouts: Sequence[Layout], mesh: ReplicaMesh | None
-) -> Apply:
-    """The program of a call, with plain results on every device if workers share it."""
-    if mesh is None or not mesh.is_shared:
-        return apply
-
-    def spread(
-        values: Sequence[jax.Array], arrays: Sequence[Any]
-    ) -> tuple[list[jax.Array], list[jax.Array]]:
-        results, written = apply(values, arrays)
-        constrain = jax.lax.with_sharding_constraint
-        return [
-            r if layout.is_split else constrain(r, mesh.mirrored)
-            for r, layout in zip(results, layouts)
-        ], written
-
-    return spread

@@ -34,29 +34,12 @@ from mirrax._src.base.values import (
 from mirrax._src.engines.arguments import Signature, is_apart, sort_arguments
 from mirrax._src.engines.jaxprs import invariant_outputs, only_used
 from mirrax._src.engines.replica_context import SpmdReplicaContext
-from mirrax._src.engines.staged import Out, Staged, Trace, wrapped
+from mirrax._src.engines.staged import Out, Trace, wrapped
 from mirrax._src.state.frame import Frame
 from mirrax._src.state.on_read import SyncOnReadVariable
 from mirrax._src.state.variable import Variable, live_variables
 
 # A replica function ---------------------------------------------------------------------
-
-
-def stage_run(
-    strategy: StrategyLike,
-    fn: Fn,
-    signature: Signature,
-    arrays: Sequence[Any],
-    may_forward: bool = True,
-) -> Staged:
-    """`strategy.run(fn, ...)` as a program."""
-    mesh = strategy.replica_mesh
-    avals = signature.avals_of_part(arrays, mesh)
-    traced = until_no_new_variables(
-        lambda: trace_replica(strategy, fn, signature, avals, may_forward=may_forward),
-        fn,
-    )
-    return traced.staged(mesh)
 
 
 def trace_replica(
@@ -206,23 +189,6 @@ def _run_in_program(
 # Cross-replica code ---------------------------------------------------------------------
 
 
-def stage_call(
-    fn: Fn,
-    signature: Signature,
-    arrays: Sequence[Any],
-    mesh: ReplicaMesh | None,
-    mode: Mode = Mode.CALL,
-) -> Staged:
-    """A call of `fn` in the current context as a program; `run`s inside become part of it.
-
-    In mode `PART` variables are one replica's own copies: a part of an eager replica.
-    """
-    traced = until_no_new_variables(
-        lambda: trace_call(fn, signature, arrays, mesh, mode), fn
-    )
-    return traced.staged(mesh)
-
-
 def trace_call(
     fn: Fn,
     signature: Signature,
@@ -230,7 +196,10 @@ def trace_call(
     mesh: ReplicaMesh | None,
     mode: Mode = Mode.CALL,
 ) -> Trace:
-    """Traces a call of `fn` in the current context."""
+    """Traces a call of `fn` in the current context; `run`s inside become part of it.
+
+    In mode `PART` variables are one replica's own copies: a part of an eager replica.
+    """
     is_part = mode is Mode.PART
     variables = {
         v: Layout.PLAIN if is_part else v.in_one_array()[1] for v in live_variables()
