@@ -36,7 +36,6 @@ eval_jaxpr = jax.core.eval_jaxpr
 Literal = _extend_core.Literal
 Jaxpr = _extend_core.Jaxpr
 ClosedJaxpr = _extend_core.ClosedJaxpr
-jaxpr_as_fun = _extend_core.jaxpr_as_fun
 
 
 def backend_started() -> bool:
