@@ -34,12 +34,6 @@ class ArrayLike:
             f"{type(self).__name__!r} object has no attribute {name!r}"
         )
 
-    def __len__(self) -> int:
-        return len(self.__jax_array__())
-
-    def __iter__(self) -> Iterator[jax.Array]:
-        return iter(self.__jax_array__())
-
     def __format__(self, spec: str) -> str:
         return format(self.__jax_array__(), spec) if spec else str(self)
 
@@ -56,6 +50,8 @@ class ArrayLike:
         __int__: Callable[..., int]
         __bool__: Callable[..., bool]
         __index__: Callable[..., int]
+        __len__: Callable[..., int]
+        __iter__: Callable[..., Iterator[jax.Array]]
 
 
 def _array(value: Any) -> Any:
@@ -78,5 +74,5 @@ for _name in _BINARY:
     _install(f"__r{_name}__", _apply, reflected=True)
 for _name in "eq ne lt le gt ge neg pos abs invert getitem index".split():
     _install(f"__{_name}__", getattr(operator, _name))
-for _apply in (bool, int, float, complex, divmod, round):
+for _apply in (bool, int, float, complex, divmod, round, len, iter):
     _install(f"__{_apply.__name__}__", _apply)
