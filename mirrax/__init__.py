@@ -9,10 +9,10 @@ Importing mirrax starts no JAX backend, and loads only what has to be there befo
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 from mirrax._src.base.context import set_default_context as _set_default_context
-from mirrax._src.base.doors import loading as _loading
-from mirrax._src.base.doors import open_lazily as _open_lazily
 from mirrax._src.base.logical import install as _install
 from mirrax._src.cluster.reporting import install as _install_reporting
+from mirrax._src.doors import loading as _loading
+from mirrax._src.doors import open_lazily as _open_lazily
 
 if _TYPE_CHECKING:
     from mirrax import compat as compat

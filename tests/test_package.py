@@ -87,13 +87,13 @@ def test_importing_loads_only_what_acts_before_jax_starts() -> None:
     loaded = modules_after("import mirrax")
     assert loaded - {"mirrax._src", "mirrax._src.base", "mirrax._src.cluster"} == {
         "mirrax._src.base.context",
-        "mirrax._src.base.doors",
         "mirrax._src.base.errors",
         "mirrax._src.base.hooks",
         "mirrax._src.base.jax_compat",
         "mirrax._src.base.logical",
         "mirrax._src.base.protocols",
         "mirrax._src.cluster.reporting",
+        "mirrax._src.doors",
     }
 
 

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
-from mirrax._src.base.doors import open_lazily as _open_lazily
+from mirrax._src.doors import open_lazily as _open_lazily
 from mirrax._src.base.reduce_op import ReduceOp as ReduceOp
 from mirrax._src.base.values import DistributedValues as DistributedValues
 from mirrax._src.base.values import Mirrored as Mirrored

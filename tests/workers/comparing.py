@@ -21,8 +21,8 @@ import numpy as np
 from helpers.engines import mirrored
 
 import mirrax as mx
-from mirrax._src.base import launches
 from mirrax._src.base.values import ReplicaValues, is_leaf
+from mirrax._src.cluster import launches
 from mirrax._src.state.distributed import DistributedVariable
 from mirrax.testing import WorkerPool
 

@@ -13,10 +13,8 @@ import numpy as np
 class ArrayLike:
     """Behaves as the array that `__jax_array__` returns."""
 
-    __array_priority__ = (
-        100  # so that NumPy arrays on the left leave the operator to us
-    )
-
+    # So that NumPy arrays on the left leave the operator to us.
+    __array_priority__ = 100
     __slots__ = ()
 
     def __jax_array__(self) -> jax.Array:
@@ -27,22 +25,14 @@ class ArrayLike:
         return np.array(self.__jax_array__(), dtype=dtype)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
-            raise AttributeError(
-                f"{type(self).__name__!r} object has no attribute {name!r}"
-            )
-        try:
-            return getattr(self.__jax_array__(), name)
-        except AttributeError:
-            raise AttributeError(
-                f"{type(self).__name__!r} object has no attribute {name!r}"
-            ) from None
-
-    def __len__(self) -> int:
-        return len(self.__jax_array__())
-
-    def __iter__(self) -> Iterator[jax.Array]:
-        return iter(self.__jax_array__())
+        if not name.startswith("_"):
+            try:
+                return getattr(self.__jax_array__(), name)
+            except AttributeError:
+                pass
+        raise AttributeError(
+            f"{type(self).__name__!r} object has no attribute {name!r}"
+        )
 
     def __format__(self, spec: str) -> str:
         return format(self.__jax_array__(), spec) if spec else str(self)
@@ -50,27 +40,18 @@ class ArrayLike:
     __hash__ = object.__hash__
 
     if TYPE_CHECKING:  # installed below, one line each instead of a method each
-        __add__: Callable[..., Any]
-        __radd__: Callable[..., Any]
-        __sub__: Callable[..., Any]
-        __rsub__: Callable[..., Any]
-        __mul__: Callable[..., Any]
-        __rmul__: Callable[..., Any]
-        __matmul__: Callable[..., Any]
-        __rmatmul__: Callable[..., Any]
-        __truediv__: Callable[..., Any]
-        __rtruediv__: Callable[..., Any]
-        __pow__: Callable[..., Any]
-        __neg__: Callable[..., Any]
-        __getitem__: Callable[..., Any]
-        __lt__: Callable[..., Any]
-        __le__: Callable[..., Any]
-        __gt__: Callable[..., Any]
-        __ge__: Callable[..., Any]
+
+        def _operator(self, *args: Any) -> Any: ...
+
+        __add__ = __sub__ = __mul__ = __matmul__ = __truediv__ = __pow__ = _operator
+        __radd__ = __rsub__ = __rmul__ = __rmatmul__ = __rtruediv__ = _operator
+        __lt__ = __le__ = __gt__ = __ge__ = __neg__ = __getitem__ = _operator
         __float__: Callable[..., float]
         __int__: Callable[..., int]
         __bool__: Callable[..., bool]
         __index__: Callable[..., int]
+        __len__: Callable[..., int]
+        __iter__: Callable[..., Iterator[jax.Array]]
 
 
 def _array(value: Any) -> Any:
@@ -93,12 +74,5 @@ for _name in _BINARY:
     _install(f"__r{_name}__", _apply, reflected=True)
 for _name in "eq ne lt le gt ge neg pos abs invert getitem index".split():
     _install(f"__{_name}__", getattr(operator, _name))
-for _name, _apply in {
-    "bool": bool,
-    "int": int,
-    "float": float,
-    "complex": complex,
-    "divmod": divmod,
-    "round": round,
-}.items():
-    _install(f"__{_name}__", _apply)
+for _apply in (bool, int, float, complex, divmod, round, len, iter):
+    _install(f"__{_apply.__name__}__", _apply)

@@ -38,17 +38,17 @@ def resolve_devices(devices: Sequence[DeviceLike] | None) -> tuple[Device, ...]:
     cpus = [p[1] for p in parsed if isinstance(p, tuple) and p[0] == "CPU"]
     if cpus:
         logical.ensure_cpu_devices(max(cpus) + 1)
-    found = tuple(_find(spec, given) for spec, given in zip(parsed, devices))
-    seen: dict[Device, DeviceLike] = {}
-    for device, given in zip(found, devices):
-        if device in seen:
+    found: dict[Device, DeviceLike] = {}
+    for spec, given in zip(parsed, devices):
+        device = _find(spec, given)
+        if device in found:
             raise ValueError(
-                f"Device {device_name(device)} is given twice, as {_show(seen[device])} "
+                f"Device {device_name(device)} is given twice, as {_show(found[device])} "
                 f"and {_show(given)}. Each replica needs a device of its own."
             )
-        seen[device] = given
-    logical.check_pool(found)
-    return found
+        found[device] = given
+    logical.check_pool(tuple(found))
+    return tuple(found)
 
 
 def resolve_device(device: DeviceLike) -> Device:

@@ -36,7 +36,6 @@ eval_jaxpr = jax.core.eval_jaxpr
 Literal = _extend_core.Literal
 Jaxpr = _extend_core.Jaxpr
 ClosedJaxpr = _extend_core.ClosedJaxpr
-jaxpr_as_fun = _extend_core.jaxpr_as_fun
 
 
 def backend_started() -> bool:
@@ -239,18 +238,14 @@ def detect_cluster(
 ) -> tuple[str | None, int | None, int | None, Sequence[int] | None]:
     """These four, with what JAX finds in the environment for those that are None."""
     given = coordinator_address, num_processes, process_id, local_device_ids
-    if method is not None and not _cluster_kinds()[method].is_env_present():
+    if method is not None and not cluster_detection_methods()[method].is_env_present():
         return given  # JAX would fail with a KeyError
     return _clusters.ClusterEnv.auto_detect_unset_distributed_params(
         *given, method, timeout_seconds
     )
 
 
-def cluster_detection_methods() -> list[str]:
-    """What `method` may be."""
-    return list(_cluster_kinds())
-
-
-def _cluster_kinds() -> dict[str, type[_clusters.ClusterEnv]]:
+def cluster_detection_methods() -> dict[str, type[_clusters.ClusterEnv]]:
+    """What `method` may be, and the class of JAX's that it names."""
     kinds = _clusters.ClusterEnv._cluster_types
     return {kind.name: kind for kind in kinds if kind.name}

@@ -26,9 +26,8 @@ class Layout(enum.Enum):
     MIRRORED = "a mirrored value"  # a copy on every device
     SPLIT = "a per-replica value"  # replica i's part is slice i of the first axis
     STACKED = "a per-replica scalar"  # replica i's part is element i
-    OWN = (
-        "a replica's own value"  # in the replicas' program: of the replica that runs it
-    )
+    # In the replicas' program: of the replica that runs it.
+    OWN = "a replica's own value"
 
     @property
     def is_split(self) -> bool:
@@ -132,9 +131,8 @@ class ReplicaMesh:
         if not isinstance(value, jax.Array) or not value.committed:
             return value
         device = self.local_devices[local_index]
-        devices = value.sharding.device_set
-        if len(devices) == 1:
-            return value if device in devices else jax.device_put(value, device)
+        if value.sharding.device_set == {device}:
+            return value
         if value.is_fully_replicated:
             for shard in value.addressable_shards:
                 if shard.device == device:

@@ -12,26 +12,20 @@ class ReduceOp(enum.Enum):
     <ReduceOp.SUM: 'SUM'>
     """
 
+    __module__ = "mirrax.distribute"
     SUM = "SUM"
     MEAN = "MEAN"
 
     @classmethod
     def _missing_(cls, value: object) -> ReduceOp | None:
-        name = value.upper() if isinstance(value, str) else None
-        return cls.__members__.get(name) if name else None
+        return cls.__members__.get(value.upper()) if isinstance(value, str) else None
 
     @staticmethod
     def from_variable_aggregation(aggregation: VariableAggregation) -> ReduceOp:
         """The reduction that a variable's aggregation stands for."""
-        try:
-            return {
-                VariableAggregation.SUM: ReduceOp.SUM,
-                VariableAggregation.MEAN: ReduceOp.MEAN,
-            }[aggregation]
-        except KeyError:
-            raise ValueError(
-                f"{aggregation} is no reduction; only SUM and MEAN are."
-            ) from None
+        if aggregation not in (VariableAggregation.SUM, VariableAggregation.MEAN):
+            raise ValueError(f"{aggregation} is no reduction; only SUM and MEAN are.")
+        return ReduceOp[aggregation.name]
 
 
 def parse_reduce_op(value: ReduceOp | str) -> ReduceOp:
@@ -48,6 +42,7 @@ def parse_reduce_op(value: ReduceOp | str) -> ReduceOp:
 class VariableSynchronization(enum.Enum):
     """When the copies of a variable are brought together."""
 
+    __module__ = "mirrax"
     AUTO = 0
     NONE = 1
     ON_WRITE = 2
@@ -57,13 +52,9 @@ class VariableSynchronization(enum.Enum):
 class VariableAggregation(enum.Enum):
     """How the replicas' values for one variable are combined."""
 
+    __module__ = "mirrax"
     NONE = 0
     SUM = 1
     MEAN = 2
     ONLY_FIRST_REPLICA = 3
     ONLY_FIRST_TOWER = 3
-
-
-for _public in (VariableSynchronization, VariableAggregation):
-    _public.__module__ = "mirrax"
-ReduceOp.__module__ = "mirrax.distribute"

@@ -72,6 +72,7 @@ class ReplicaValues(Atom):
     layout: Layout | None
     shapes: tuple[Any, ...] | None
     _parts: tuple[Any, ...] | None
+    _take_apart: Callable[[], tuple[Any, ...]]  # each kind's own
 
     @property
     def values(self) -> tuple[Any, ...]:
@@ -83,9 +84,6 @@ class ReplicaValues(Atom):
             if not isinstance(self.array, Tracer):
                 self._parts = parts
         return parts
-
-    def _take_apart(self) -> tuple[Any, ...]:
-        raise AssertionError("a subclass says how parts lie in the array")
 
     def __repr__(self) -> str:
         try:
@@ -187,9 +185,6 @@ class Mirrored(ReplicaValues, ArrayLike):
             return self.array
         index = context.local_index(here)
         return self.values[index if index < len(self.values) else 0]
-
-    def __repr__(self) -> str:
-        return ReplicaValues.__repr__(self)
 
 
 def _flatten_mirrored(value: Mirrored) -> tuple[tuple[Any, ...], Any]:
@@ -295,9 +290,9 @@ def join(value: ReplicaValues, mesh: ReplicaMesh) -> tuple[jax.Array, Layout]:
     Raises:
         UnevenError: If the parts differ in shape or dtype or are no arrays.
     """
-    if value.array is not None and value.layout is not None and value.mesh == mesh:
-        if value.layout.is_split:
-            return value.array, value.layout
+    layout = value.layout
+    if layout is not None and layout.is_split and value.mesh == mesh:
+        return value.array, layout
     parts = value.values
     check_parts(value, mesh)
     if not all(map(is_numeric, parts)):

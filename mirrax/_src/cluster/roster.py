@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from mirrax._src.base import launches
 from mirrax._src.base.errors import UnavailableError, line_of_thread
+from mirrax._src.cluster import launches
 from mirrax._src.cluster.reporting import write_report
 from mirrax._src.cluster.roster_server import GREETING, describe_worker
 from mirrax._src.cluster.watching import Watch

@@ -10,7 +10,7 @@ import time
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from mirrax._src.base import launches
+from mirrax._src.cluster import launches
 
 _SURE_SECONDS = 10.0
 # News of the others come every second.

@@ -9,10 +9,10 @@ from typing import Any
 import jax
 from jax.sharding import PartitionSpec
 
-from mirrax._src.base import launches
 from mirrax._src.base.jax_compat import Tracer
 from mirrax._src.base.logical import after_launch, launching
 from mirrax._src.base.mesh import Layout, ReplicaMesh
+from mirrax._src.cluster import launches
 
 # From one replica's parts to results that are the same on all replicas.
 ReplicaProgram = Callable[[list[jax.Array]], list[jax.Array]]

@@ -14,7 +14,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from mirrax._src.base import launches
 from mirrax._src.base.logical import after_launch, launching
 from mirrax._src.base.mesh import ReplicaMesh
 from mirrax._src.base.values import (
@@ -25,6 +24,7 @@ from mirrax._src.base.values import (
     first_copy,
     is_leaf,
 )
+from mirrax._src.cluster import launches
 from mirrax._src.engines.arguments import Call, placed
 from mirrax._src.engines.inputs import SignatureChanged, choose_input
 from mirrax._src.engines.staged import Trace

@@ -15,7 +15,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
-from mirrax._src.base import launches
 from mirrax._src.base.errors import RunEagerly
 from mirrax._src.base.jax_compat import Literal
 from mirrax._src.base.logical import after_launch, launching
@@ -35,6 +34,7 @@ from mirrax._src.base.values import (
     regroup,
     to_device,
 )
+from mirrax._src.cluster import launches
 from mirrax._src.collectives.launch import describe_program
 from mirrax._src.engines.arguments import Kind, Signature, Static
 from mirrax._src.engines.cutting import Cut, cut_trace, equal_outputs

@@ -5,12 +5,13 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 
 from mirrax._src.base import context
+from mirrax._src.base.context import Context
 from mirrax._src.base.errors import RunEagerly
 from mirrax._src.base.logical import launching
 from mirrax._src.base.mesh import Layout
@@ -26,16 +27,13 @@ from mirrax._src.base.values import (
     PerReplica,
     ReplicaValues,
     copies_of,
-    is_number,
     join,
     to_device,
 )
-from mirrax._src.state.variable import (
-    Variable,
-    VariableSpec,
-    describe_variable,
-    shared,
-)
+from mirrax._src.state.variable import Update, Variable, VariableSpec
+
+# Python's own numbers, booleans among them.
+PYTHON_NUMBER = (int, float, complex)
 
 
 class DistributedVariable(Variable):
@@ -47,6 +45,10 @@ class DistributedVariable(Variable):
 
     __module__ = "mirrax.distribute"
     _layout = Layout.MIRRORED
+    # What cross-replica reading, and assigning in and outside a replica, means to each kind.
+    _read_together: ClassVar[Callable[..., jax.Array]]
+    _assign_in_replica: ClassVar[Callable[..., None]]
+    _assign_together: ClassVar[Callable[..., None]]
 
     def __init__(self, spec: VariableSpec, strategy: StrategyLike) -> None:
         if spec.synchronization is VariableSynchronization.NONE:
@@ -58,83 +60,63 @@ class DistributedVariable(Variable):
         if spec.synchronization is VariableSynchronization.AUTO:
             spec = replace(spec, synchronization=VariableSynchronization.ON_WRITE)
         with jax.ensure_compile_time_eval():
-            self._make(spec, strategy)
-
-    def _make(self, spec: VariableSpec, strategy: StrategyLike) -> None:
-        array = spec.initial_array()
-        is_float = jnp.issubdtype(array.dtype, jnp.inexact)
-        if spec.aggregation is VariableAggregation.MEAN and not is_float:
-            raise ValueError(
-                f"Variable {spec.name!r}: aggregation MEAN needs a floating-point variable, "
-                f"this one is {array.dtype}."
-            )
-        mesh = strategy.replica_mesh
-        self._setup(
-            spec, strategy, mesh.mirror(strategy.initial_on_all_workers(array)), array
-        )
+            array = spec.initial_array()
+            is_float = jnp.issubdtype(array.dtype, jnp.inexact)
+            if spec.aggregation is VariableAggregation.MEAN and not is_float:
+                raise ValueError(
+                    f"Variable {spec.name!r}: aggregation MEAN needs a floating-point "
+                    f"variable, this one is {array.dtype}."
+                )
+            array = strategy.initial_on_all_workers(array)
+            self._setup(spec, strategy, strategy.replica_mesh.mirror(array))
 
     @property
     def distribute_strategy(self) -> StrategyLike:
         """The strategy that the variable was made under."""
         return self.strategy
 
-    @property
+    @functools.cached_property
     def values(self) -> tuple[ComponentVariable, ...]:
         """This worker's copies, each a variable of its own."""
-        return self._components
-
-    @functools.cached_property
-    def _components(self) -> tuple[ComponentVariable, ...]:
         count = len(self.strategy.replica_mesh.local_ids)
         return tuple(ComponentVariable(self, i) for i in range(count))
 
     # Reading -------------------------------------------------------------------------
 
     def concrete(self, is_local: bool) -> Any:
-        return (
-            self.copy(context.local_index(context.current()))
-            if is_local
-            else self.stored
-        )
+        if not is_local:
+            return self.stored
+        return self.copy(context.local_index(context.current()))
 
     def copy(self, local_index: int) -> jax.Array:
         """The array on the device of this worker's replica `local_index`."""
         with launching:
-            shared.add(self.number)
-            stored = self.stored
-            if isinstance(stored, PerReplica):
-                return stored.values[local_index]
-            return copies_of(stored)[local_index]
+            return self._copies()[local_index]
 
     def read_value(self) -> jax.Array:
         here = context.current()
         self._check_strategy(here, "read")
         return self._read(here)
 
-    value = read_value
-
     def __jax_array__(self) -> jax.Array:
         return self._read(context.current())
 
-    def _read(self, here: context.Context) -> jax.Array:
-        if self._is_own_copy(here):
-            return here.frame.read(self) if here.frame else self.read_concrete()
+    def _read(self, here: Context) -> jax.Array:
         if here.frame is None:
             self.check_readable()
-        return self._read_together(here)
+        if not self._is_own_copy(here):
+            return self._read_together(here)
+        return here.frame.read(self) if here.frame else self.concrete(is_local=True)
 
-    def _is_own_copy(self, here: context.Context) -> bool:
+    def _is_own_copy(self, here: Context) -> bool:
         """Whether the current code works for one replica, and so with its copy."""
         return here.updating is not None or (
             here.replica is not None and here.strategy is self.strategy
         )
 
-    def _read_together(self, here: context.Context) -> jax.Array:
-        raise AssertionError("a kind says what cross-replica reading means")
-
     # Writing -------------------------------------------------------------------------
 
-    def _assign(self, value: Any, update: Callable[[Any, Any], Any]) -> None:
+    def _assign(self, value: Any, update: Update) -> None:
         here = context.current()
         if here.updating is not None:
             self._assign_own(here, value, update)
@@ -144,7 +126,7 @@ class DistributedVariable(Variable):
             self._check_strategy(here, "assigned")
             self._assign_together(here, value, update)
 
-    def _check_strategy(self, here: context.Context, what: str) -> None:
+    def _check_strategy(self, here: Context, what: str) -> None:
         """Raises if the current code works for another strategy than the variable's."""
         if here.strategy is self.strategy or context.is_default():
             return
@@ -155,17 +137,7 @@ class DistributedVariable(Variable):
             "scope of the strategy that uses it, or do this outside of all scopes."
         )
 
-    def _assign_in_replica(
-        self, here: context.Context, value: Any, update: Callable[[Any, Any], Any]
-    ) -> None:
-        raise AssertionError("a kind says what assigning in a replica means")
-
-    def _assign_together(
-        self, here: context.Context, value: Any, update: Callable[[Any, Any], Any]
-    ) -> None:
-        raise AssertionError("a kind says what cross-replica assigning means")
-
-    def _update_copies(self, value: Any, update: Callable[[Any, Any], Any]) -> None:
+    def _update_copies(self, value: Any, update: Update) -> None:
         """Updates every copy with its part of `value`, or with all of a plain one."""
 
         def assign(copy: ComponentVariable, part: Any) -> None:
@@ -173,15 +145,13 @@ class DistributedVariable(Variable):
 
         self.strategy.extended.update(self, assign, args=(value,))
 
-    def _assign_own(
-        self, here: context.Context, value: Any, update: Callable[[Any, Any], Any]
-    ) -> None:
+    def _assign_own(self, here: Context, value: Any, update: Update) -> None:
         """Updates the copy of the replica that the current code works for."""
         value = self.convert(value)
         with launching:  # nobody else may assign in between
             self._store_own(here, update(self.read_value, value))
 
-    def _store_own(self, here: context.Context, value: jax.Array) -> None:
+    def _store_own(self, here: Context, value: jax.Array) -> None:
         if here.frame is not None:
             here.frame.write(self, value)
             return
@@ -192,12 +162,10 @@ class DistributedVariable(Variable):
         with launching:
             parts = list(self._copies())
             parts[index] = value
-            self.stored = (
-                mesh.join(parts, mirrored=True)
-                if mesh.size == 1
-                else PerReplica(parts, mesh.equal_shapes(self), mesh)
-            )
-            shared.add(self.number)
+            if mesh.size == 1:
+                self._keep(mesh.join(parts, mirrored=True))
+            else:
+                self._keep(PerReplica(parts, mesh.equal_shapes(self), mesh))
 
     def store_local(self, value: jax.Array) -> None:
         here = context.current()
@@ -207,10 +175,10 @@ class DistributedVariable(Variable):
             self._store_all(here, value)
 
     def _copies(self) -> tuple[jax.Array, ...]:
-        stored = self.stored
+        stored = self._hand_out()
         return stored.values if isinstance(stored, PerReplica) else copies_of(stored)
 
-    def _store_all(self, here: context.Context, value: jax.Array) -> None:
+    def _store_all(self, here: Context, value: jax.Array) -> None:
         """Makes `value` every replica's copy."""
         mesh = self.strategy.replica_mesh
         if here.frame is not None:
@@ -219,23 +187,14 @@ class DistributedVariable(Variable):
             here.frame.write(self, value)
             return
         self._check_leak(value)
-        value = mesh.mirror(value)
-        with launching:
-            self.stored = value
-            shared.add(self.number)
-
-    def combine(self, op: ReduceOp) -> jax.Array:
-        """The copies, reduced."""
-        return self.strategy.reduce(op, self.copies(), axis=None)
+        self._keep(mesh.mirror(value))
 
     def copies(self) -> ReplicaValues:
         """All copies, as a distributed value."""
         frame = context.current().frame
         mesh = self.strategy.replica_mesh
         if frame is None or frame.mode is Mode.EAGER:
-            with launching:
-                shared.add(self.number)
-                value = self.stored
+            value = self._hand_out()
         elif frame.mode is Mode.PART:
             raise RunEagerly(
                 "all copies of a variable, in a part that is compiled alone"
@@ -246,7 +205,7 @@ class DistributedVariable(Variable):
                 return PerReplica.of(value, mesh, Layout.OWN)
         return value if isinstance(value, PerReplica) else Mirrored.of(value, mesh)
 
-    def first(self, here: context.Context) -> jax.Array:
+    def first(self, here: Context) -> jax.Array:
         """The first replica's copy."""
         copies = self.copies()
         if context.in_program(here):
@@ -270,14 +229,11 @@ class ComponentVariable(Variable):
     __module__ = "mirrax.distribute"
 
     def __init__(self, whole: DistributedVariable, local_index: int) -> None:
-        self.whole = whole
-        self.local_index = local_index
+        self.whole, self.local_index = whole, local_index
         self.name = whole.name + (f"/replica_{local_index}" if local_index else "")
         self.trainable, self.strategy = whole.trainable, whole.strategy
-        self.synchronization, self.aggregation = (
-            whole.synchronization,
-            whole.aggregation,
-        )
+        self.synchronization = whole.synchronization
+        self.aggregation = whole.aggregation
         self.shape, self.dtype = whole.shape, whole.dtype
 
     def read_value(self) -> jax.Array:
@@ -288,9 +244,7 @@ class ComponentVariable(Variable):
             return here.frame.read(self.whole)
         return self.whole.copies().values[self.local_index]
 
-    value = read_value
-
-    def _assign(self, value: Any, update: Callable[[Any, Any], Any]) -> None:
+    def _assign(self, value: Any, update: Update) -> None:
         value = self.whole.convert(value)
         frame = context.current().frame
         with launching:
@@ -309,9 +263,6 @@ class ComponentVariable(Variable):
         array, layout = join(PerReplica(parts), mesh)
         frame.write(self.whole, PerReplica.of(array, mesh, layout))
 
-    def __repr__(self) -> str:
-        return describe_variable(self.name, self, self.read_value())
-
 
 DistributedValues.register(DistributedVariable)
 
@@ -325,12 +276,14 @@ def aggregate(
     """The replicas' values for `variable` as one, by its aggregation."""
     if aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
         return strategy.extended.broadcast_to(strategy.first_part(value), variable)
-    if _is_number(value) and aggregation is VariableAggregation.MEAN:
+    if isinstance(value, PYTHON_NUMBER) and aggregation is VariableAggregation.MEAN:
         return value
-    parts = value.values if _is_apart(value) else (value,)
+    parts: tuple[Any, ...] = (value,)
+    if isinstance(value, PerReplica) and value.array is None:
+        parts = value.values
     if (
         aggregation is VariableAggregation.SUM
-        and all(_is_number(part) and part == parts[0] for part in parts)
+        and all(isinstance(p, PYTHON_NUMBER) and p == parts[0] for p in parts)
         and strategy.num_replicas_in_sync > 1
     ):
         raise ValueError(
@@ -341,11 +294,3 @@ def aggregate(
     return strategy.extended.reduce_to(
         ReduceOp.from_variable_aggregation(aggregation), value, variable
     )
-
-
-def _is_number(value: Any) -> bool:
-    return is_number(value) or isinstance(value, bool)
-
-
-def _is_apart(value: Any) -> bool:
-    return isinstance(value, PerReplica) and value.array is None

@@ -23,16 +23,11 @@ if TYPE_CHECKING:
 
 
 _numbers = itertools.count(1)
+_WARN_AFTER = 20  # stale reads
 
-
-class _Stale:
-    """Which traces JAX may have kept with a variable's value in them.
-
-    Advanced when plain Python reads a variable inside a function that JAX traces.
-    """
-
-    epoch = 0
-    reads: Counter[int] = Counter()
+# How often plain Python has read a variable, by its number, inside a function that JAX traces,
+# and so JAX may have kept a trace with the variable's value in it.
+_stale_reads: Counter[int] = Counter()
 
 
 class Frame:
@@ -63,10 +58,10 @@ class Frame:
     def __enter__(self) -> Frame:
         if self.mode.is_traced:
             self._forget_traces()
-        elif _Stale.epoch:
+        elif _stale_reads:
             # Plain Python keeps what JAX has compiled for single operations, unless a
             # trace in there has a variable's old value.
-            self._caches.enter_context(fresh_traces(("eager", _Stale.epoch)))
+            self._caches.enter_context(fresh_traces(("eager", _stale_reads.total())))
         return self
 
     def __exit__(self, *error: Any) -> None:
@@ -128,9 +123,8 @@ class Frame:
 
 def _note_stale(variable: Variable) -> None:
     """Has JAX trace anew next time, because its trace now has a value of `variable`."""
-    _Stale.epoch += 1
-    _Stale.reads[variable.number] += 1
-    if _Stale.reads[variable.number] == _WARN_AFTER:
+    _stale_reads[variable.number] += 1
+    if _stale_reads[variable.number] == _WARN_AFTER:
         warn_user(
             f"Variable {variable.name!r} is read inside a function that JAX traces (the body "
             "of a `lax.scan`, `jax.checkpoint`, ...), in code that runs as plain Python. JAX "
@@ -138,6 +132,3 @@ def _note_stale(variable: Variable) -> None:
             "slow and takes memory. Wrap the step in `mx.function`, or read the variable "
             "outside that function."
         )
-
-
-_WARN_AFTER = 20

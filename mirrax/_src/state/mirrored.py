@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from mirrax._src.base import context
+from mirrax._src.base.context import Context
 from mirrax._src.base.jax_compat import Tracer
 from mirrax._src.base.logical import launching
 from mirrax._src.base.protocols import Mode, ReplicaLike, StrategyLike
 from mirrax._src.base.reduce_op import ReduceOp, VariableAggregation
-from mirrax._src.base.values import PerReplica, is_number, part_of
-from mirrax._src.state.distributed import DistributedVariable, aggregate
+from mirrax._src.base.values import PerReplica, part_of
+from mirrax._src.state.distributed import PYTHON_NUMBER, DistributedVariable, aggregate
+from mirrax._src.state.variable import Update
 
 
 class MirroredVariable(DistributedVariable):
@@ -26,19 +27,17 @@ class MirroredVariable(DistributedVariable):
 
     __module__ = "mirrax.distribute"
 
-    def _read_together(self, here: context.Context) -> jax.Array:
+    def _read_together(self, here: Context) -> jax.Array:
         return self.first(here) if self._is_split(here) else self._whole(here)
 
-    def _is_split(self, here: context.Context) -> bool:
+    def _is_split(self, here: Context) -> bool:
         value = here.frame.read(self) if here.frame else self.stored
         return isinstance(value, PerReplica)
 
-    def _whole(self, here: context.Context) -> jax.Array:
+    def _whole(self, here: Context) -> jax.Array:
         return here.frame.read(self) if here.frame else self.copy(0)
 
-    def _assign_together(
-        self, here: context.Context, value: Any, update: Callable[[Any, Any], Any]
-    ) -> None:
+    def _assign_together(self, here: Context, value: Any, update: Update) -> None:
         if isinstance(value, PerReplica) or self._is_split(here):
             self._update_copies(value, update)
         else:
@@ -46,9 +45,7 @@ class MirroredVariable(DistributedVariable):
             with launching:  # nobody else may assign in between
                 self._store_all(here, update(lambda: self._whole(here), value))
 
-    def _assign_in_replica(
-        self, here: context.Context, value: Any, update: Callable[[Any, Any], Any]
-    ) -> None:
+    def _assign_in_replica(self, here: Context, value: Any, update: Update) -> None:
         if self.aggregation is VariableAggregation.NONE:
             self._assign_own(here, value, update)
             return
@@ -61,17 +58,17 @@ class MirroredVariable(DistributedVariable):
             together = self._reduce_in_gradient(replica, value)
             frame.write(self, update(self.read_value, self.convert(together)))
             return
-        is_plain = is_number(value) or isinstance(value, bool)
         if isinstance(value, PerReplica):  # captured: each replica brings its part
             index = None if context.in_program(here) else context.local_index(here)
-            value = part_of(value, self.strategy.replica_mesh, index)
+            value = jnp.asarray(part_of(value, self.strategy.replica_mesh, index))
+        elif not isinstance(value, PYTHON_NUMBER):
+            value = jnp.asarray(value)
 
         def merge(strategy: StrategyLike, value: Any) -> None:
             together = aggregate(strategy, value, self.aggregation, self)
             self._update_copies(together, update)
 
-        parts = (value if is_plain else jnp.asarray(value),)
-        replica.merge("assign", merge, parts)
+        replica.merge("assign", merge, (value,))
 
     def _reduce_in_gradient(self, replica: ReplicaLike, value: jax.Array) -> jax.Array:
         if self.aggregation is VariableAggregation.ONLY_FIRST_REPLICA:

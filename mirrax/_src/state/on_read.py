@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
 
-from mirrax._src.base import context
+from mirrax._src.base.context import Context
 from mirrax._src.base.protocols import StrategyLike
 from mirrax._src.base.reduce_op import ReduceOp, VariableAggregation
 from mirrax._src.base.values import PerReplica
 from mirrax._src.state.distributed import DistributedVariable
-from mirrax._src.state.variable import VariableSpec, _set
+from mirrax._src.state.variable import Update, VariableSpec, _set
 
 
 class SyncOnReadVariable(DistributedVariable):
@@ -31,7 +30,7 @@ class SyncOnReadVariable(DistributedVariable):
     def __jax_array__(self) -> jax.Array:
         return self.read_value()
 
-    def _read_together(self, here: context.Context) -> jax.Array:
+    def _read_together(self, here: Context) -> jax.Array:
         if self.aggregation is VariableAggregation.NONE:
             raise ValueError(
                 f"Variable {self.name!r} has synchronization ON_READ and aggregation NONE, "
@@ -41,16 +40,12 @@ class SyncOnReadVariable(DistributedVariable):
             )
         if self.aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
             return self.first(here)
-        return self.combine(ReduceOp.from_variable_aggregation(self.aggregation))
+        op = ReduceOp.from_variable_aggregation(self.aggregation)
+        return self.strategy.reduce(op, self.copies(), axis=None)
 
-    def _assign_in_replica(
-        self, here: context.Context, value: Any, update: Callable[[Any, Any], Any]
-    ) -> None:
-        self._assign_own(here, value, update)
+    _assign_in_replica = DistributedVariable._assign_own
 
-    def _assign_together(
-        self, here: context.Context, value: Any, update: Callable[[Any, Any], Any]
-    ) -> None:
+    def _assign_together(self, here: Context, value: Any, update: Update) -> None:
         if self.aggregation is VariableAggregation.NONE:
             raise ValueError(
                 f"Variable {self.name!r} has synchronization ON_READ and aggregation NONE: "

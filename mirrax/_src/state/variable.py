@@ -30,6 +30,9 @@ _all: dict[int, weakref.ref[Variable]] = {}
 # (donate) such an array copies it first, so that what was read stays readable.
 shared: set[int] = set()
 
+# How an assignment changes a variable: from a function that reads it, and the value.
+Update = Callable[[Callable[[], Any], Any], Any]
+
 # The numbers of variables whose array was donated to a step that failed.
 lost: set[int] = set()
 
@@ -160,24 +163,17 @@ class Variable(ArrayLike, Atom, metaclass=_VariableType):
         raise AssertionError
 
     def _setup(
-        self,
-        spec: VariableSpec,
-        strategy: StrategyLike | None,
-        value: Any,
-        like: jax.Array,
+        self, spec: VariableSpec, strategy: StrategyLike | None, value: jax.Array
     ) -> None:
         self.number = next(_numbers)
         self.name = spec.name or "Variable"
-        self.trainable = (
-            spec.synchronization is not VariableSynchronization.ON_READ
-            if spec.trainable is None
-            else spec.trainable
-        )
+        is_on_read = spec.synchronization is VariableSynchronization.ON_READ
+        self.trainable = not is_on_read if spec.trainable is None else spec.trainable
         self.synchronization = spec.synchronization
         self.aggregation = spec.aggregation
         self.strategy = strategy
-        self.shape: tuple[int, ...] = like.shape
-        self.dtype = like.dtype
+        self.shape: tuple[int, ...] = value.shape
+        self.dtype = value.dtype
         self.home, self._slot = Home([value]), 0
         _all[self.number] = weakref.ref(self, lambda _, n=self.number: _forget(n))
         shared.add(self.number)
@@ -235,12 +231,14 @@ class Variable(ArrayLike, Atom, metaclass=_VariableType):
     def read_value(self) -> jax.Array:
         """The value now; later assignments do not change it."""
         frame = context.current().frame
-        return frame.read(self) if frame else self.read_concrete()
-
-    def read_concrete(self) -> jax.Array:
-        """The stored array."""
+        if frame is not None:
+            return frame.read(self)
         self.check_readable()
         return self.concrete(is_local=True)
+
+    def value(self) -> jax.Array:
+        """The value now; later assignments do not change it."""
+        return self.read_value()
 
     def check_not_lost(self) -> None:
         """Raises if a failed step has taken the value; assigning gives a new one."""
@@ -268,11 +266,19 @@ class Variable(ArrayLike, Atom, metaclass=_VariableType):
 
     def concrete(self, is_local: bool) -> Any:
         """The array that is stored, outside any frame; `is_local` means one replica's."""
-        with launching:  # a step on another thread must not donate what is handed out
+        return self._hand_out()
+
+    def _hand_out(self) -> Any:
+        """What is stored, for somebody who may keep it."""
+        with launching:  # a step on another thread must not donate it
             shared.add(self.number)
             return self.stored
 
-    value = read_value
+    def _keep(self, value: Any) -> None:
+        """Stores what somebody has assigned, who may hold it as well."""
+        with launching:
+            self.stored = value
+            shared.add(self.number)
 
     def __jax_array__(self) -> jax.Array:
         return self.read_value()
@@ -302,7 +308,7 @@ class Variable(ArrayLike, Atom, metaclass=_VariableType):
         self._assign(delta, _subtract)
         return self if read_value else None
 
-    def _assign(self, value: Any, update: Callable[[Any, Any], Any]) -> None:
+    def _assign(self, value: Any, update: Update) -> None:
         here = context.current()
         if here.replica is not None and here.strategy.num_replicas_in_sync > 1:
             raise ValueError(
@@ -312,20 +318,16 @@ class Variable(ArrayLike, Atom, metaclass=_VariableType):
             )
         value = self.convert(value)
         with launching:  # nobody else may assign in between
-            self._store(update(self.read_value, value))
+            self.store_local(update(self.read_value, value))
 
-    def _store(self, value: jax.Array) -> None:
+    def store_local(self, value: jax.Array) -> None:
+        """Keeps what the current code, or a traced part of it, has assigned."""
         frame = context.current().frame
         if frame is not None:
             frame.write(self, value)
         else:
             self._check_leak(value)
-            self.stored = value
-            shared.add(self.number)
-
-    def store_local(self, value: jax.Array) -> None:
-        """Keeps what a traced part of the current code has assigned."""
-        self._store(value)
+            self._keep(value)
 
     def store_agreed(self, value: jax.Array) -> None:
         """As `store_local`, for a value that all replicas have computed together."""
@@ -372,7 +374,16 @@ class Variable(ArrayLike, Atom, metaclass=_VariableType):
     # Showing -------------------------------------------------------------------------
 
     def __repr__(self) -> str:
-        return describe_variable(self.name, self, self.read_value())
+        value = self.read_value()
+        kind = f"shape={self.shape} dtype={self.dtype}"
+        if isinstance(value, Tracer):
+            shown = "traced"
+        elif jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
+            shown = f"keys={jax.random.key_data(value)}"
+        else:
+            array = np.asarray(value)
+            shown = f"numpy={array if array.ndim == 0 else repr(array)}"
+        return f"<mx.Variable '{self.name}' {kind}, {shown}>"
 
     def __reduce__(self) -> Any:
         """Variables are neither copied nor pickled: what a copy shares would be unclear."""
@@ -393,21 +404,10 @@ class OrdinaryVariable(Variable):
         array = spec.initial_array()
         if strategy is None and array.committed and len(array.devices()) == 1:
             array = uncommitted(array)  # it belongs to no device in particular
-        self._setup(spec, strategy, array, array)
+        self._setup(spec, strategy, array)
 
 
 OrdinaryVariable.__name__ = OrdinaryVariable.__qualname__ = "Variable"
-
-
-def describe_variable(name: str, variable: Variable, value: Any) -> str:
-    """One variable, or one copy of one, as its `repr` shows it."""
-    kind = f"shape={variable.shape} dtype={variable.dtype}"
-    if isinstance(value, Tracer):
-        return f"<mx.Variable '{name}' {kind}, traced>"
-    if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
-        return f"<mx.Variable '{name}' {kind}, keys={jax.random.key_data(value)}>"
-    array = np.asarray(value)
-    return f"<mx.Variable '{name}' {kind}, numpy={array if array.ndim == 0 else repr(array)}>"
 
 
 def _forget(number: int) -> None:
@@ -417,11 +417,11 @@ def _forget(number: int) -> None:
 
 def _fits(source: Any, target: Any) -> bool:
     order = (jnp.bool_, jnp.integer, jnp.floating, jnp.complexfloating)
-    rank = [
-        next(i for i, k in enumerate(order) if jnp.issubdtype(d, k))
-        for d in (source, target)
-    ]
-    return rank[0] <= rank[1]
+
+    def rank(dtype: Any) -> int:
+        return next(i for i, kind in enumerate(order) if jnp.issubdtype(dtype, kind))
+
+    return rank(source) <= rank(target)
 
 
 def _set(read: Callable[[], Any], value: Any) -> Any:
