@@ -14,7 +14,7 @@ from mirrax._src.base.jax_compat import Tracer
 from mirrax._src.base.logical import after_launch, launching
 from mirrax._src.base.mesh import Layout, ReplicaMesh
 
-# From one replica's parts to results that are the same on all replicas.
+# From one replica's parts to one replica's results.
 ReplicaProgram = Callable[[list[jax.Array]], list[jax.Array]]
 
 
@@ -25,16 +25,17 @@ def launch(
 ) -> list[jax.Array]:
     """The results of `program`, run by every replica on its own parts.
 
-    `program` must be hashable by value: equal ones share one compilation.
+    The results must be equal on all replicas. `program` must be hashable by value: equal ones
+    share one compilation.
     """
     arrays = [array for array, _ in joined]
     rows = tuple(mesh.has_row(layout) for _, layout in joined)
     # Inside a function that is being traced it is a part of that one's program.
     is_own = mesh.is_shared and not any(isinstance(a, Tracer) for a in arrays)
-    label = describe_program(program, arrays) if is_own else ""
     with launching:
         compiled = _compiled(program, mesh, rows)
-        if label:
+        if is_own:
+            label = describe_program(program, arrays)
             _compare_once(mesh, label)
             results = launches.last.watch(label, compiled, arrays)
         else:
@@ -59,16 +60,23 @@ def _compare_once(mesh: ReplicaMesh, label: str) -> None:
 @functools.lru_cache(maxsize=4096)
 def _compiled(
     program: ReplicaProgram, mesh: ReplicaMesh, rows: tuple[bool, ...]
-) -> Callable[[list[jax.Array]], list[jax.Array]]:
+) -> ReplicaProgram:
+    return compile_for_all(program, mesh, rows, PartitionSpec())
+
+
+def compile_for_all(
+    program: ReplicaProgram, mesh: ReplicaMesh, rows: tuple[bool, ...], specs: Any
+) -> ReplicaProgram:
+    """One program that runs `program` on every replica's parts.
+
+    `rows` tells which parts have an axis in the whole that they have not by themselves;
+    `specs` how the results lie on the mesh.
+    """
+
     def body(arrays: list[jax.Array]) -> list[jax.Array]:
         return program([a[0] if has_row else a for a, has_row in zip(arrays, rows)])
 
-    return jax.jit(
-        jax.shard_map(
-            body,
-            mesh=mesh.mesh,
-            in_specs=mesh.split_spec,
-            out_specs=PartitionSpec(),
-            check_vma=False,
-        )
+    mapped = jax.shard_map(
+        body, mesh=mesh.mesh, in_specs=mesh.split_spec, out_specs=specs, check_vma=False
     )
+    return jax.jit(mapped)

@@ -6,7 +6,6 @@ that make them into the copy, which made whole steps 3x slower (docs/design.md).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -46,11 +45,8 @@ def plan_packs(arrays: Sequence[jax.Array], limits: PackLimits) -> list[list[int
             packs.append([i])
             continue
         pack, used = open_packs.get(array.dtype, ([], 0))
-        if (
-            not pack
-            or used + size > limits.pack_bytes
-            or len(pack) >= limits.pack_arrays
-        ):
+        is_full = used + size > limits.pack_bytes or len(pack) >= limits.pack_arrays
+        if not pack or is_full:
             pack, used = [], 0
             packs.append(pack)
         pack.append(i)
@@ -99,8 +95,8 @@ def reduce_packed(
         reduced = lax.optimization_barrier(reduce(lax.optimization_barrier(flat)))
         offset = 0
         for i in pack:
-            shape = arrays[i].shape
-            size = math.prod(shape)
-            results[i] = lax.slice(reduced, (offset,), (offset + size,)).reshape(shape)
-            offset += size
+            end = offset + arrays[i].size
+            piece = lax.slice_in_dim(reduced, offset, end)
+            results[i] = piece.reshape(arrays[i].shape)
+            offset = end
     return results  # type: ignore[return-value]
