@@ -15,25 +15,27 @@ from mirrax._src.base.logical import after_launch, launching
 from mirrax._src.base.mesh import Layout, ReplicaMesh
 
 # From one replica's parts to one replica's results.
-ReplicaProgram = Callable[[list[jax.Array]], list[jax.Array]]
+ReplicaProgram = Callable[[list[jax.Array]], Any]
+_EQUAL = PartitionSpec()
 
 
 def launch(
     program: ReplicaProgram,
     mesh: ReplicaMesh,
     joined: Sequence[tuple[jax.Array, Layout]],
+    specs: Any = _EQUAL,
 ) -> list[jax.Array]:
     """The results of `program`, run by every replica on its own parts.
 
-    The results must be equal on all replicas. `program` must be hashable by value: equal ones
-    share one compilation.
+    `program` must be hashable by value: equal ones share one compilation. `specs` says how
+    its results lie on the mesh, which by default are equal on all replicas.
     """
     arrays = [array for array, _ in joined]
     rows = tuple(mesh.has_row(layout) for _, layout in joined)
     # Inside a function that is being traced it is a part of that one's program.
     is_own = mesh.is_shared and not any(isinstance(a, Tracer) for a in arrays)
     with launching:
-        compiled = _compiled(program, mesh, rows)
+        compiled = _compiled(program, mesh, rows, specs)
         if is_own:
             label = describe_program(program, arrays)
             _compare_once(mesh, label)
@@ -47,7 +49,6 @@ def launch(
 def describe_program(program: Any, arrays: Sequence[Any]) -> str:
     """A program for messages and comparisons: what it is, and of which arrays."""
     name = getattr(program, "__name__", None) or type(program).__name__
-    name = program if isinstance(program, str) else name
     kinds = ", ".join(f"{a.dtype.name}{list(a.shape)}" for a in arrays)
     return f"{name}({kinds})"
 
@@ -59,20 +60,8 @@ def _compare_once(mesh: ReplicaMesh, label: str) -> None:
 
 @functools.lru_cache(maxsize=4096)
 def _compiled(
-    program: ReplicaProgram, mesh: ReplicaMesh, rows: tuple[bool, ...]
-) -> ReplicaProgram:
-    return compile_for_all(program, mesh, rows, PartitionSpec())
-
-
-def compile_for_all(
     program: ReplicaProgram, mesh: ReplicaMesh, rows: tuple[bool, ...], specs: Any
 ) -> ReplicaProgram:
-    """One program that runs `program` on every replica's parts.
-
-    `rows` tells which parts have an axis in the whole that they have not by themselves;
-    `specs` how the results lie on the mesh.
-    """
-
     def body(arrays: list[jax.Array]) -> list[jax.Array]:
         return program([a[0] if has_row else a for a, has_row in zip(arrays, rows)])
 
