@@ -54,21 +54,6 @@ def plan_packs(arrays: Sequence[jax.Array], limits: PackLimits) -> list[list[int
     return packs
 
 
-def _written_into_one(arrays: Sequence[jax.Array]) -> jax.Array:
-    """All elements in one array, for packs that are large.
-
-    `concatenate` of so much is split over threads by XLA's CPU compiler, into loops that
-    choose the operand for each element: 60 ns each. For small packs it is as fast, and
-    compiles sooner.
-    """
-    flat = jnp.zeros(sum(a.size for a in arrays), arrays[0].dtype)
-    offset = 0
-    for array in arrays:
-        flat = lax.dynamic_update_slice(flat, array.reshape(-1), (offset,))
-        offset += array.size
-    return flat
-
-
 def reduce_packed(
     arrays: Sequence[jax.Array],
     limits: PackLimits,
@@ -84,12 +69,7 @@ def reduce_packed(
         if len(pack) == 1:
             results[pack[0]] = reduce(arrays[pack[0]])
             continue
-        parts = [arrays[i] for i in pack]
-        flat = (
-            _written_into_one(parts)
-            if limits.is_between_workers
-            else jnp.concatenate([part.reshape(-1) for part in parts])
-        )
+        flat = _in_one([arrays[i] for i in pack], limits)
         # Without the barriers XLA fuses the products that make the arrays into the
         # concatenation, and the concatenation into what uses the results.
         reduced = lax.optimization_barrier(reduce(lax.optimization_barrier(flat)))
@@ -100,3 +80,18 @@ def reduce_packed(
             results[i] = piece.reshape(arrays[i].shape)
             offset = end
     return results  # type: ignore[return-value]
+
+
+def _in_one(arrays: Sequence[jax.Array], limits: PackLimits) -> jax.Array:
+    """All elements of all arrays."""
+    if not limits.is_between_workers:
+        return jnp.concatenate([array.reshape(-1) for array in arrays])
+    # These packs are large. `concatenate` of so much is split over threads by XLA's CPU
+    # compiler, into loops that choose the operand for each element: 60 ns each. For small
+    # packs it is as fast, and compiles sooner.
+    flat = jnp.zeros(sum(array.size for array in arrays), arrays[0].dtype)
+    offset = 0
+    for array in arrays:
+        flat = lax.dynamic_update_slice(flat, array.reshape(-1), (offset,))
+        offset += array.size
+    return flat

@@ -37,6 +37,7 @@ from mirrax._src.engines.jaxprs import (
 from mirrax._src.engines.program import lies_on
 from mirrax._src.engines.staged import Trace
 
+Equations = tuple[Any, ...]
 _LARGE_BYTES = 64 * 1024
 
 
@@ -60,7 +61,7 @@ class Cut:
     jaxpr: Jaxpr
     consts: Sequence[Any]
     segments: Sequence[Segment]
-    exchanges: Sequence[tuple[Any, ...]]
+    exchanges: Sequence[Equations]
 
     def layouts_match(self) -> bool:
         """Whether the variables lie on the mesh as they did when this was traced."""
@@ -121,7 +122,7 @@ def cut_trace(trace: Trace) -> Cut:
     return Cut(trace, closed.jaxpr, closed.consts, segments, exchanges)
 
 
-def _sort_equations(jaxpr: Jaxpr) -> tuple[list[Segment], list[tuple[Any, ...]]]:
+def _sort_equations(jaxpr: Jaxpr) -> tuple[list[Segment], list[Equations]]:
     """The equations by how many exchanges they have to wait for."""
     level: dict[Any, int] = {}
     computing: dict[int, list[Any]] = defaultdict(list)

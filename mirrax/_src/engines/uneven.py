@@ -41,7 +41,7 @@ from mirrax._src.base.values import (
 )
 from mirrax._src.collectives.launch import launch
 from mirrax._src.engines.arguments import Kind, Signature, Static
-from mirrax._src.engines.cutting import Cut, cut_trace, equal_outputs
+from mirrax._src.engines.cutting import Cut, Equations, cut_trace, equal_outputs
 from mirrax._src.engines.eager import run_eagerly
 from mirrax._src.engines.jaxprs import is_combining
 from mirrax._src.engines.program import lies_on, one_copy_of
@@ -151,11 +151,10 @@ def _execute(
     with launching:
         for i, variable in enumerate(trace.writes, start=trace.num_results):
             parts = [to_device(own[i], d) for own, d in zip(outs, mesh.local_devices)]
-            variable.stored = (
-                mesh.join(parts, mirrored=True)
-                if is_same[i]
-                else PerReplica(parts, mesh.equal_shapes(variable), mesh)
-            )
+            if is_same[i]:
+                variable.stored = mesh.join(parts, mirrored=True)
+            else:
+                variable.stored = PerReplica(parts, mesh.equal_shapes(variable), mesh)
         # Results may be the very arrays that variables hold, before or after.
         shared.update(v.number for v in (*trace.reads, *trace.writes))
     return _merge_results(strategy, every_cut, outs, is_same)
@@ -175,24 +174,19 @@ def _bind_inputs(
 
 
 def _exchange(
-    exchanges: Sequence[tuple[Any, ...]],
-    first: tuple[Any, ...],
-    envs: Sequence[Env],
-    mesh: ReplicaMesh,
+    own: Sequence[Equations], first: Equations, envs: Sequence[Env], mesh: ReplicaMesh
 ) -> None:
     """Does the collectives of all replicas' programs at one place; `first` is replica 0's."""
-    operands = [[atom for eqn in eqns for atom in eqn.invars] for eqns in exchanges]
-    joined = [
-        join(
-            PerReplica(map(_value, atoms, envs), mesh.equal_shapes(atoms[0].aval)), mesh
-        )
-        for atoms in zip(*operands)
-    ]
+    operands = [[atom for eqn in eqns for atom in eqn.invars] for eqns in own]
+    joined = []
+    for atoms in zip(*operands):
+        parts = PerReplica(map(_value, atoms, envs), mesh.equal_shapes(atoms[0].aval))
+        joined.append(join(parts, mesh))
     program = _Exchange(first)
     combined = program.is_combined
     specs = tuple(PartitionSpec() if flag else mesh.split_spec for flag in combined)
     outs = launch(program, mesh, joined, specs)
-    results = [[var for eqn in eqns for var in eqn.outvars] for eqns in exchanges]
+    results = [[var for eqn in eqns for var in eqn.outvars] for eqns in own]
     for variables, whole, flag in zip(zip(*results), outs, combined):
         layout = mesh.split_layout(variables[0].aval.ndim)
         apart = PerReplica.of(whole, mesh, layout)
@@ -205,7 +199,7 @@ def _exchange(
 class _Exchange:
     """What one replica does in the collectives at one place."""
 
-    eqns: tuple[Any, ...]
+    eqns: Equations
     __name__ = "an uneven step"  # for messages
 
     @property
