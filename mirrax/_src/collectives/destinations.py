@@ -14,7 +14,7 @@ from mirrax._src.base.mesh import ReplicaMesh
 from mirrax._src.base.values import (
     Mirrored,
     ReplicaValues,
-    copies_of,
+    first_copy,
     is_numeric,
     to_device,
 )
@@ -41,19 +41,12 @@ def copy_to(value: Any, destinations: Destinations) -> Any:
         return value if isinstance(value, Mirrored) else Mirrored.of(value, mesh)
     if context.in_program(context.current()):
         return Mirrored.of(jnp.asarray(value), mesh)
-    value = _first_copy(value)
+    value = value.values[0] if isinstance(value, Mirrored) else first_copy(value)
+    value = value if is_numeric(value) else jnp.asarray(value)
     if mesh is not None and mesh.size > 1:
         return Mirrored.of(mesh.mirror(value), mesh)
     copies = [to_device(value, device) for device in destination_devices(destinations)]
     return copies[0] if len(copies) == 1 else Mirrored(copies)
-
-
-def _first_copy(value: Any) -> Any:
-    if isinstance(value, Mirrored):
-        return value.values[0]
-    if isinstance(value, jax.Array) and len(value.sharding.device_set) > 1:
-        return copies_of(value)[0]
-    return value if is_numeric(value) else jnp.asarray(value)
 
 
 def mesh_of_destinations(destinations: Destinations) -> ReplicaMesh | None:
@@ -77,10 +70,7 @@ def destination_devices(destinations: Destinations) -> tuple[Device, ...]:
     if isinstance(destinations, ReplicaValues):
         arrays = [v for v in destinations.values if isinstance(v, jax.Array)]
         return tuple(device for array in arrays for device in array.devices())
-    if isinstance(destinations, jax.Array) and not isinstance(destinations, Tracer):
-        return tuple(sorted(destinations.devices(), key=lambda d: d.id))
-    if isinstance(destinations, tuple | list) and all(
-        isinstance(d, DeviceLike) for d in destinations
-    ):
+    is_list = isinstance(destinations, tuple | list)
+    if is_list and all(isinstance(d, DeviceLike) for d in destinations):
         return resolve_devices(destinations)
-    return tuple(jnp.asarray(destinations).devices())
+    return tuple(sorted(jnp.asarray(destinations).devices(), key=lambda d: d.id))

@@ -5,14 +5,10 @@ from __future__ import annotations
 import jax
 
 
-def declare_equal(array: jax.Array) -> jax.Array:
-    """`array`, which the caller knows to be equal on all replicas."""
-    return _equal_on_all_replicas(array)
-
-
-@jax.jit
 def _equal_on_all_replicas(array: jax.Array) -> jax.Array:
+    """`array`, which the caller knows to be equal on all replicas."""
     return array
 
 
-MARK = "_equal_on_all_replicas"
+MARK = _equal_on_all_replicas.__name__
+declare_equal = jax.jit(_equal_on_all_replicas)

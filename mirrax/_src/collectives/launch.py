@@ -14,27 +14,30 @@ from mirrax._src.base.logical import after_launch, launching
 from mirrax._src.base.mesh import Layout, ReplicaMesh
 from mirrax._src.cluster import launches
 
-# From one replica's parts to results that are the same on all replicas.
-ReplicaProgram = Callable[[list[jax.Array]], list[jax.Array]]
+# From one replica's parts to one replica's results.
+ReplicaProgram = Callable[[list[jax.Array]], Any]
+_EQUAL = PartitionSpec()
 
 
 def launch(
     program: ReplicaProgram,
     mesh: ReplicaMesh,
     joined: Sequence[tuple[jax.Array, Layout]],
+    specs: Any = _EQUAL,
 ) -> list[jax.Array]:
     """The results of `program`, run by every replica on its own parts.
 
-    `program` must be hashable by value: equal ones share one compilation.
+    `program` must be hashable by value: equal ones share one compilation. `specs` says how
+    its results lie on the mesh, which by default are equal on all replicas.
     """
     arrays = [array for array, _ in joined]
     rows = tuple(mesh.has_row(layout) for _, layout in joined)
     # Inside a function that is being traced it is a part of that one's program.
     is_own = mesh.is_shared and not any(isinstance(a, Tracer) for a in arrays)
-    label = describe_program(program, arrays) if is_own else ""
     with launching:
-        compiled = _compiled(program, mesh, rows)
-        if label:
+        compiled = _compiled(program, mesh, rows, specs)
+        if is_own:
+            label = describe_program(program, arrays)
             _compare_once(mesh, label)
             results = launches.last.watch(label, compiled, arrays)
         else:
@@ -46,7 +49,6 @@ def launch(
 def describe_program(program: Any, arrays: Sequence[Any]) -> str:
     """A program for messages and comparisons: what it is, and of which arrays."""
     name = getattr(program, "__name__", None) or type(program).__name__
-    name = program if isinstance(program, str) else name
     kinds = ", ".join(f"{a.dtype.name}{list(a.shape)}" for a in arrays)
     return f"{name}({kinds})"
 
@@ -58,17 +60,12 @@ def _compare_once(mesh: ReplicaMesh, label: str) -> None:
 
 @functools.lru_cache(maxsize=4096)
 def _compiled(
-    program: ReplicaProgram, mesh: ReplicaMesh, rows: tuple[bool, ...]
-) -> Callable[[list[jax.Array]], list[jax.Array]]:
+    program: ReplicaProgram, mesh: ReplicaMesh, rows: tuple[bool, ...], specs: Any
+) -> ReplicaProgram:
     def body(arrays: list[jax.Array]) -> list[jax.Array]:
         return program([a[0] if has_row else a for a, has_row in zip(arrays, rows)])
 
-    return jax.jit(
-        jax.shard_map(
-            body,
-            mesh=mesh.mesh,
-            in_specs=mesh.split_spec,
-            out_specs=PartitionSpec(),
-            check_vma=False,
-        )
+    mapped = jax.shard_map(
+        body, mesh=mesh.mesh, in_specs=mesh.split_spec, out_specs=specs, check_vma=False
     )
+    return jax.jit(mapped)

@@ -1,8 +1,8 @@
 """`CrossDeviceOps`: how values of several devices are reduced and copied.
 
 A user's subclass overrides the `*_implementation` hooks and sees `PerReplica` values. The
-algorithms that come with mirrax override `reduce_in_program` instead: what one replica
-does, inside the program that all replicas run.
+algorithms that come with mirrax (algorithms.py) override `reduce_in_program` instead: what
+one replica does, inside the program that all replicas run.
 """
 
 from __future__ import annotations
@@ -10,20 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import jax
-from jax import lax
-
-from mirrax._src.base.mesh import AXIS_NAME, ReplicaMesh
 from mirrax._src.base.reduce_op import ReduceOp, parse_reduce_op
-from mirrax._src.base.values import (
-    PerReplica,
-    ReplicaValues,
-)
+from mirrax._src.base.values import PerReplica, ReplicaValues
 from mirrax._src.collectives.destinations import Destinations, copy_to
-from mirrax._src.collectives.exchange import reduce_by_exchange, uses_exchange
 from mirrax._src.collectives.options import CommunicationOptions
-from mirrax._src.collectives.packing import BETWEEN_WORKERS, PackLimits
-from mirrax._src.collectives.programs import reduce_all
 from mirrax._src.collectives.sparse import IndexedSlices
 from mirrax._src.state.distributed import DistributedVariable
 
@@ -102,54 +92,6 @@ class CrossDeviceOps:
         return copy_to(tensor, destinations)
 
 
-class ProgramOps(CrossDeviceOps):
-    """Reductions that are programs on the devices; a subclass is an algorithm."""
-
-    def reduce_implementation(
-        self,
-        reduce_op: ReduceOp,
-        per_replica_value: Any,
-        destinations: Destinations,
-        options: CommunicationOptions,
-    ) -> Any:
-        return reduce_all(
-            self, reduce_op, [(per_replica_value, destinations)], options
-        )[0]
-
-    def batch_reduce_implementation(
-        self,
-        reduce_op: ReduceOp,
-        value_destination_pairs: Sequence[tuple[Any, Destinations]],
-        options: CommunicationOptions,
-    ) -> list[Any]:
-        return reduce_all(self, reduce_op, value_destination_pairs, options)
-
-    def pack_limits(
-        self,
-        arrays: Sequence[jax.Array],
-        options: CommunicationOptions,
-        mesh: ReplicaMesh,
-    ) -> PackLimits:
-        """Which of `arrays` travel together."""
-        if options.bytes_per_pack:
-            size = options.bytes_per_pack
-            return PackLimits(size, size, len(arrays), mesh.is_shared)
-        return BETWEEN_WORKERS if mesh.is_shared else PackLimits()
-
-    def reduce_in_program(self, array: jax.Array, mesh: ReplicaMesh) -> jax.Array:
-        """The sum of all replicas' `array`, computed inside the replicas' program."""
-        if uses_exchange(mesh, array.size * array.dtype.itemsize):
-            return reduce_by_exchange(array)
-        return lax.psum(array, AXIS_NAME)
-
-    # Equal algorithms share their compiled programs.
-    def __eq__(self, other: object) -> bool:
-        return type(self) is type(other) and vars(self) == vars(other)
-
-    def __hash__(self) -> int:
-        return hash(type(self))
-
-
 def check_pairs(pairs: Any) -> list[tuple[Any, Destinations]]:
     """`pairs` as a list; raises unless it is one of (value, destinations)."""
     is_list = isinstance(pairs, tuple | list)
@@ -177,18 +119,13 @@ def check_destinations(destinations: Destinations) -> Destinations:
 
 def _as_per_replica(value: Any) -> Any:
     if isinstance(value, IndexedSlices):
-        return IndexedSlices(
-            _as_per_replica(value.values),
-            _as_per_replica(value.indices),
-            value.dense_shape,
-        )
+        rows, indices = map(_as_per_replica, (value.values, value.indices))
+        return IndexedSlices(rows, indices, value.dense_shape)
     if isinstance(value, DistributedVariable):
         return value.copies()
-    if isinstance(value, PerReplica) and value.array is None:
-        if isinstance(value.values[0], IndexedSlices):
-            return IndexedSlices(
-                PerReplica([s.values for s in value.values], mesh=value.mesh),
-                PerReplica([s.indices for s in value.values], mesh=value.mesh),
-                value.values[0].dense_shape,
-            )
+    is_apart = isinstance(value, PerReplica) and value.array is None
+    if is_apart and isinstance(value.values[0], IndexedSlices):
+        rows = PerReplica([s.values for s in value.values], mesh=value.mesh)
+        indices = PerReplica([s.indices for s in value.values], mesh=value.mesh)
+        return IndexedSlices(rows, indices, value.values[0].dense_shape)
     return value if isinstance(value, ReplicaValues) else PerReplica([value])

@@ -32,19 +32,15 @@ class CommunicationOptions:
     implementation: CommunicationImplementation | str = CommunicationImplementation.AUTO
 
     def __post_init__(self) -> None:
-        if self.bytes_per_pack < 0:
-            raise ValueError(
-                f"`bytes_per_pack` must be at least 0, got {self.bytes_per_pack}."
-            )
-        if self.timeout_seconds is not None and self.timeout_seconds <= 0:
-            raise ValueError(
-                f"`timeout_seconds` must be positive, got {self.timeout_seconds}."
-            )
+        size, seconds = self.bytes_per_pack, self.timeout_seconds
+        if size < 0:
+            raise ValueError(f"`bytes_per_pack` must be at least 0, got {size}.")
+        if seconds is not None and seconds <= 0:
+            raise ValueError(f"`timeout_seconds` must be positive, got {seconds}.")
         implementation = self.implementation
         if isinstance(implementation, str):
-            implementation = CommunicationImplementation.__members__.get(
-                implementation.upper()
-            )
+            known = CommunicationImplementation.__members__
+            implementation = known.get(implementation.upper())
         if not isinstance(implementation, CommunicationImplementation):
             raise ValueError(
                 f"`implementation` must be AUTO, RING or NCCL, got {self.implementation!r}."

@@ -6,7 +6,6 @@ that make them into the copy, which made whole steps 3x slower (docs/design_arou
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -46,31 +45,13 @@ def plan_packs(arrays: Sequence[jax.Array], limits: PackLimits) -> list[list[int
             packs.append([i])
             continue
         pack, used = open_packs.get(array.dtype, ([], 0))
-        if (
-            not pack
-            or used + size > limits.pack_bytes
-            or len(pack) >= limits.pack_arrays
-        ):
+        is_full = used + size > limits.pack_bytes or len(pack) >= limits.pack_arrays
+        if not pack or is_full:
             pack, used = [], 0
             packs.append(pack)
         pack.append(i)
         open_packs[array.dtype] = pack, used + size
     return packs
-
-
-def _written_into_one(arrays: Sequence[jax.Array]) -> jax.Array:
-    """All elements in one array, for packs that are large.
-
-    `concatenate` of so much is split over threads by XLA's CPU compiler, into loops that
-    choose the operand for each element: 60 ns each. For small packs it is as fast, and
-    compiles sooner.
-    """
-    flat = jnp.zeros(sum(a.size for a in arrays), arrays[0].dtype)
-    offset = 0
-    for array in arrays:
-        flat = lax.dynamic_update_slice(flat, array.reshape(-1), (offset,))
-        offset += array.size
-    return flat
 
 
 def reduce_packed(
@@ -88,19 +69,29 @@ def reduce_packed(
         if len(pack) == 1:
             results[pack[0]] = reduce(arrays[pack[0]])
             continue
-        parts = [arrays[i] for i in pack]
-        flat = (
-            _written_into_one(parts)
-            if limits.is_between_workers
-            else jnp.concatenate([part.reshape(-1) for part in parts])
-        )
+        flat = _in_one([arrays[i] for i in pack], limits)
         # Without the barriers XLA fuses the products that make the arrays into the
         # concatenation, and the concatenation into what uses the results.
         reduced = lax.optimization_barrier(reduce(lax.optimization_barrier(flat)))
         offset = 0
         for i in pack:
-            shape = arrays[i].shape
-            size = math.prod(shape)
-            results[i] = lax.slice(reduced, (offset,), (offset + size,)).reshape(shape)
-            offset += size
+            end = offset + arrays[i].size
+            piece = lax.slice_in_dim(reduced, offset, end)
+            results[i] = piece.reshape(arrays[i].shape)
+            offset = end
     return results  # type: ignore[return-value]
+
+
+def _in_one(arrays: Sequence[jax.Array], limits: PackLimits) -> jax.Array:
+    """All elements of all arrays."""
+    if not limits.is_between_workers:
+        return jnp.concatenate([array.reshape(-1) for array in arrays])
+    # These packs are large. `concatenate` of so much is split over threads by XLA's CPU
+    # compiler, into loops that choose the operand for each element: 60 ns each. For small
+    # packs it is as fast, and compiles sooner.
+    flat = jnp.zeros(sum(array.size for array in arrays), arrays[0].dtype)
+    offset = 0
+    for array in arrays:
+        flat = lax.dynamic_update_slice(flat, array.reshape(-1), (offset,))
+        offset += array.size
+    return flat

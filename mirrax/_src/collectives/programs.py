@@ -57,7 +57,7 @@ class ReduceProgram:
             total = self.ops.reduce_in_program(array, self.mesh)
             return total / self.mesh.size if self.op is ReduceOp.MEAN else total
 
-        limits = self.ops.pack_limits(arrays, self.options, self.mesh)
+        limits = self.ops.pack_limits(len(arrays), self.options, self.mesh)
         return reduce_packed(arrays, limits, reduce)
 
 
@@ -76,8 +76,7 @@ def first_of_all(local: jax.Array) -> jax.Array:
         return jax.random.wrap_key_data(data, impl=jax.random.key_impl(local))
     is_first = lax.axis_index(AXIS_NAME) == 0
     numeric = local.astype(jnp.int32) if local.dtype == jnp.bool_ else local
-    zero = jnp.zeros_like(numeric)
-    total = lax.psum(jnp.where(is_first, numeric, zero), AXIS_NAME)
+    total = lax.psum(jnp.where(is_first, numeric, 0), AXIS_NAME)
     return total.astype(local.dtype)
 
 
@@ -92,44 +91,19 @@ class GatherProgram:
 
     def _gather(self, array: jax.Array) -> jax.Array:
         if array.size == 0:  # XLA does not gather nothing
-            count = lax.axis_size(AXIS_NAME)
-            shape = [
-                n * count if i == self.axis else n for i, n in enumerate(array.shape)
-            ]
+            shape = list(array.shape)
+            shape[self.axis] *= lax.axis_size(AXIS_NAME)
             return jnp.zeros(shape, array.dtype)
         return lax.all_gather(array, AXIS_NAME, axis=self.axis, tiled=True)
 
 
-def reduce_all(
-    ops: Any,
-    op: ReduceOp,
-    pairs: Sequence[tuple[Any, Destinations]],
-    options: CommunicationOptions,
-) -> list[Any]:
-    """All dense values in one program, sparse ones by joining their rows."""
-    results: list[Any] = [None] * len(pairs)
-    dense: list[int] = []
-    for i, (value, destinations) in enumerate(pairs):
-        if isinstance(value, IndexedSlices):
-            results[i] = _reduce_sparse(op, value, destinations)
-        else:
-            dense.append(i)
-    if dense:
-        mesh = mesh_of(*pairs[dense[0]])
-        program = ReduceProgram(ops, op, options, mesh)
-        reduced = run_on_parts(program, mesh, [pairs[i][0] for i in dense])
-        for i, value in zip(dense, reduced):
-            results[i] = place(value, mesh, pairs[i][1])
-    return results
-
-
-def _reduce_sparse(
+def reduce_sparse(
     op: ReduceOp, value: IndexedSlices, destinations: Destinations
 ) -> IndexedSlices:
+    """All replicas' rows and indices, joined; the rows stay as few as they are."""
     mesh = mesh_of(value.values, destinations)
-    rows, indices = (
-        gather_parts(part, mesh, axis=0) for part in (value.values, value.indices)
-    )
+    rows = gather_parts(value.values, mesh, axis=0)
+    indices = gather_parts(value.indices, mesh, axis=0)
     if op is ReduceOp.MEAN:
         rows = rows / mesh.size
     placed = (place(part, mesh, destinations) for part in (rows, indices))
@@ -158,24 +132,23 @@ def gather_parts(value: ReplicaValues, mesh: ReplicaMesh, axis: int) -> jax.Arra
     """All replicas' parts joined along `axis`; they may differ in length there."""
     if value.layout is Layout.OWN:
         if context.is_uneven(context.current()):
-            raise RunEagerly(
-                "a gather, whose result depends on the other replicas' shapes"
-            )
+            reason = "a gather, whose result depends on the other replicas' shapes"
+            raise RunEagerly(reason)
         return GatherProgram(axis)([value.array])[0]
     try:
         return launch(GatherProgram(axis), mesh, [join(value, mesh)])[0]
     except UnevenError:
-        whole = _join_over_workers if mesh.is_shared else _join
-        return whole(value, mesh, axis)
+        join_uneven = _join_over_workers if mesh.is_shared else _join
+        return join_uneven(value, mesh, axis)
 
 
 def _join(value: ReplicaValues, mesh: ReplicaMesh, axis: int) -> jax.Array:
     """Parts of unequal length, joined on one device and copied to all."""
     first = mesh.local_devices[0]
     parts = [on_device(jnp.asarray(part), first) for part in value.values]
-    rest = [[n for i, n in enumerate(part.shape) if i != axis] for part in parts]
-    if any(shape != rest[0] for shape in rest):
-        raise ValueError(_explain_uneven(value, mesh, f"Gathering along axis {axis}"))
+    rest = {(part.shape[:axis], part.shape[axis + 1 :]) for part in parts}
+    if len(rest) > 1:
+        raise ValueError(_explain_uneven(value, mesh, axis))
     joined = jnp.concatenate(parts, axis=axis)
     return joined if isinstance(joined, Tracer) else mesh.mirror(joined)
 
@@ -183,17 +156,15 @@ def _join(value: ReplicaValues, mesh: ReplicaMesh, axis: int) -> jax.Array:
 def _join_over_workers(value: ReplicaValues, mesh: ReplicaMesh, axis: int) -> jax.Array:
     """Parts of unequal length of all workers: filled up, gathered, and cut to size."""
     assert value.shapes is not None
-    rest = [(s[:axis], s[axis + 1 :], dtype) for s, dtype in value.shapes]
-    if any(each != rest[0] for each in rest):
-        raise ValueError(_explain_uneven(value, mesh, f"Gathering along axis {axis}"))
+    rest = {(shape[:axis], shape[axis + 1 :], dtype) for shape, dtype in value.shapes}
+    if len(rest) > 1:
+        raise ValueError(_explain_uneven(value, mesh, axis))
     lengths = [shape[axis] for shape, _ in value.shapes]
     longest = max(lengths)
 
     def filled(part: Any, device: Any) -> jax.Array:
-        gap = [
-            (0, longest - part.shape[axis] if i == axis else 0)
-            for i in range(part.ndim)
-        ]
+        gap = [(0, 0)] * part.ndim
+        gap[axis] = (0, longest - part.shape[axis])
         with jax.default_device(device):
             return jnp.pad(part, gap)
 
@@ -215,8 +186,7 @@ def mesh_of(value: ReplicaValues, destinations: Destinations) -> ReplicaMesh:
     mesh = mesh_of_destinations(destinations)
     if mesh is not None and len(mesh.local_ids) == count:
         return mesh
-    arrays = [part for part in value.values if isinstance(part, jax.Array)]
-    devices = tuple(d for array in arrays for d in array.devices())
+    devices = destination_devices(value)
     if len(set(devices)) != count:
         devices = destination_devices(destinations)
     if len(set(devices)) != count:
@@ -228,20 +198,22 @@ def mesh_of(value: ReplicaValues, destinations: Destinations) -> ReplicaMesh:
 
 
 def _explain_uneven(
-    value: ReplicaValues, mesh: ReplicaMesh, what: str | None = None
+    value: ReplicaValues, mesh: ReplicaMesh, axis: int | None = None
 ) -> str:
+    ids = range(mesh.size) if value.shapes else mesh.local_ids
+    shapes = value.shapes or [
+        (getattr(part, "shape", ()), getattr(part, "dtype", type(part).__name__))
+        for part in value.values
+    ]
     rows = "\n".join(
-        f"  {mesh.describe(i)}: {getattr(part, 'shape', ())} "
-        f"{getattr(part, 'dtype', type(part).__name__)}"
-        for i, part in zip(mesh.local_ids, value.values)
+        f"  {mesh.describe(i)}: {shape} {dtype}"
+        for i, (shape, dtype) in zip(ids, shapes)
     )
-    if value.shapes is not None:
-        rows = "\n".join(
-            f"  {mesh.describe(i)}: {shape} {dtype}"
-            for i, (shape, dtype) in enumerate(value.shapes)
+    if axis is not None:
+        return (
+            f"Gathering along axis {axis} needs parts that agree on all other axes, but "
+            f"found\n{rows}"
         )
-    if what is not None:
-        return f"{what} needs parts that agree on all other axes, but found\n{rows}"
     return (
         f"A reduction needs equal shapes and dtypes on all replicas, but found\n{rows}\n"
         "This is usually a partial last batch: reduce each replica's examples first, or "

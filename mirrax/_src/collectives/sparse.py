@@ -40,11 +40,8 @@ class IndexedSlices:
                 "dense_shape)."
             )
         values = jnp.asarray(self.values)
-        return (
-            jnp.zeros(self.dense_shape, values.dtype)
-            .at[jnp.asarray(self.indices)]
-            .add(values)
-        )
+        zeros = jnp.zeros(self.dense_shape, values.dtype)
+        return zeros.at[jnp.asarray(self.indices)].add(values)
 
     def __repr__(self) -> str:
         return (

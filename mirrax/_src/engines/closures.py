@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import types
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -18,7 +18,7 @@ import numpy as np
 
 from mirrax._src.base.errors import warn_user
 from mirrax._src.base.jax_compat import Tracer
-from mirrax._src.base.values import PyTree, is_leaf
+from mirrax._src.base.values import Fn, PyTree, is_leaf
 from mirrax._src.engines.arguments import Static
 
 _Function = TypeVar("_Function")
@@ -33,12 +33,12 @@ class Lifted:
     Attributes:
         key: Equal for functions that compute the same from the same arrays.
         arrays: What the function closes over, in order.
-        rebuild: The function, with other arrays in their places.
+        call: The function, with those arrays as its first argument.
     """
 
     key: Any
     arrays: tuple[Any, ...]
-    rebuild: Callable[[tuple[Any, ...]], Callable[..., PyTree]]
+    call: Fn
 
 
 class FunctionCache(Generic[_Function]):
@@ -48,23 +48,21 @@ class FunctionCache(Generic[_Function]):
     its code and what it closes over.
     """
 
-    def __init__(self, make: Callable[[Callable[..., Any]], _Function]) -> None:
+    def __init__(self, make: Callable[[Fn], _Function]) -> None:
         self._make = make
         self._functions: dict[Any, _Function] = {}
         self._forms: Counter[Any] = Counter()
 
-    def compiled(self, fn: Callable[..., Any]) -> tuple[_Function, tuple[Any, ...]]:
+    def compiled(self, fn: Fn) -> tuple[_Function, tuple[Any, ...]]:
         """The compiled form of `fn`, and the arrays to give it before the arguments."""
         lifted = lift(fn)
         key = fn if lifted is None else lifted.key
         if key not in self._functions:
             self._note_form(fn)
-            self._functions[key] = self._make(
-                fn if lifted is None else _lifted(fn, lifted)
-            )
+            self._functions[key] = self._make(fn if lifted is None else lifted.call)
         return self._functions[key], () if lifted is None else (lifted.arrays,)
 
-    def _note_form(self, fn: Callable[..., Any]) -> None:
+    def _note_form(self, fn: Fn) -> None:
         """Counts the compiled forms of one piece of code; when there are many, warns."""
         code = getattr(fn, "__code__", None)
         self._forms[code] += 1
@@ -77,18 +75,7 @@ class FunctionCache(Generic[_Function]):
             )
 
 
-def _lifted(fn: Callable[..., Any], lifted: Lifted) -> Callable[..., Any]:
-    """`fn`, with the arrays that it closes over as its first argument."""
-    rebuild = lifted.rebuild
-
-    def call(closed_over: tuple[Any, ...], *args: Any, **kwargs: Any) -> PyTree:
-        return rebuild(closed_over)(*args, **kwargs)
-
-    call.__name__ = getattr(fn, "__name__", "call")
-    return call
-
-
-def lift(fn: Callable[..., PyTree]) -> Lifted | None:
+def lift(fn: Fn) -> Lifted | None:
     """`fn` without its arrays; None if it is no function of Python's."""
     if not isinstance(fn, types.FunctionType):
         return None
@@ -97,7 +84,12 @@ def lift(fn: Callable[..., PyTree]) -> Lifted | None:
         key = _Describer().function(fn, arrays)
     except (TypeError, ValueError):  # a dict that cannot be sorted
         return None
-    return Lifted(key, tuple(arrays), lambda new: _with_cells(fn, iter(new)))
+
+    def call(closed_over: tuple[Any, ...], *args: Any, **kwargs: Any) -> PyTree:
+        return _with_cells(fn, iter(closed_over))(*args, **kwargs)
+
+    call.__name__ = fn.__name__
+    return Lifted(key, tuple(arrays), call)
 
 
 class _Describer:
@@ -108,14 +100,10 @@ class _Describer:
 
     def function(self, fn: types.FunctionType, arrays: list[Any] | None) -> Any:
         """A key for `fn`; arrays it closes over are put into `arrays`."""
-        cells = []
-        for cell in fn.__closure__ or ():
-            try:
-                contents = cell.cell_contents
-            except ValueError:
-                cells.append("empty")
-                continue
-            cells.append(self._value(contents, arrays))
+        cells = [
+            self._value(cell.cell_contents, arrays) if _is_full(cell) else "empty"
+            for cell in fn.__closure__ or ()
+        ]
         defaults = self._value((fn.__defaults__, fn.__kwdefaults__), None)
         return (fn.__code__, tuple(cells), defaults)
 
@@ -146,15 +134,17 @@ def _is_lifted(value: Any) -> bool:
     return isinstance(value, float) or (is_array and not isinstance(value, Tracer))
 
 
-def _with_cells(fn: types.FunctionType, arrays: Any) -> Callable[..., PyTree]:
-    cells = []
-    for cell in fn.__closure__ or ():
-        try:
-            contents = cell.cell_contents
-        except ValueError:
-            cells.append(cell)
-            continue
-        cells.append(types.CellType(_with_arrays(contents, arrays)))
+def _is_full(cell: types.CellType) -> bool:
+    return cell != types.CellType()  # cells compare by contents, and so do empty ones
+
+
+def _with_cells(fn: types.FunctionType, arrays: Iterator[Any]) -> Fn:
+    cells = [
+        types.CellType(_with_arrays(cell.cell_contents, arrays))
+        if _is_full(cell)
+        else cell
+        for cell in fn.__closure__ or ()
+    ]
     rebuilt = types.FunctionType(
         fn.__code__, fn.__globals__, fn.__name__, fn.__defaults__, tuple(cells)
     )
@@ -162,7 +152,7 @@ def _with_cells(fn: types.FunctionType, arrays: Any) -> Callable[..., PyTree]:
     return rebuilt
 
 
-def _with_arrays(value: Any, arrays: Any) -> Any:
+def _with_arrays(value: Any, arrays: Iterator[Any]) -> Any:
     if _is_lifted(value):
         return next(arrays)
     if isinstance(value, (*_PLAIN, types.FunctionType)):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -36,6 +37,7 @@ from mirrax._src.engines.jaxprs import (
 from mirrax._src.engines.program import lies_on
 from mirrax._src.engines.staged import Trace
 
+Equations = tuple[Any, ...]
 _LARGE_BYTES = 64 * 1024
 
 
@@ -58,8 +60,8 @@ class Cut:
     trace: Trace
     jaxpr: Jaxpr
     consts: Sequence[Any]
-    segments: tuple[Segment, ...]
-    exchanges: tuple[tuple[Any, ...], ...]
+    segments: Sequence[Segment]
+    exchanges: Sequence[Equations]
 
     def layouts_match(self) -> bool:
         """Whether the variables lie on the mesh as they did when this was traced."""
@@ -75,30 +77,24 @@ class Cut:
         Replicas with other shapes have other programs, in which equations may be missing;
         where the numbers agree, they compute the same.
         """
-        exchanged = {
-            id(eqn): (k, j)
-            for k, eqns in enumerate(self.exchanges)
-            for j, eqn in enumerate(eqns)
-        }
+        eqns = itertools.chain(*self.exchanges)
+        exchanged = {id(eqn): ("exchange", i) for i, eqn in enumerate(eqns)}
         known = {var: hash(("input", i)) for i, var in enumerate(self.jaxpr.invars)}
         known.update(zip(self.jaxpr.constvars, map(_number_of, self.consts)))
 
         def of(atom: Any) -> int:
-            return (
-                hash((repr(atom.val), str(atom.aval)))
-                if isinstance(atom, Literal)
-                else known[atom]
-            )
+            if isinstance(atom, Literal):
+                return hash((repr(atom.val), str(atom.aval)))
+            return known[atom]
 
         marks = itertools.count()
         for eqn in self.jaxpr.eqns:
-            # What replicas have made the same is, however each has come to it.
-            how = (
-                ("equal", next(marks))
-                if is_marked_equal(eqn)
-                else exchanged.get(id(eqn))
-                or (eqn.primitive.name, str(eqn.params), *map(of, eqn.invars))
-            )
+            how = exchanged.get(id(eqn))
+            if is_marked_equal(eqn):
+                # What replicas have made the same is, however each has come to it.
+                how = ("equal", next(marks))
+            elif how is None:
+                how = (eqn.primitive.name, str(eqn.params), *map(of, eqn.invars))
             for i, var in enumerate(eqn.outvars):
                 known[var] = hash((how, i, str(var.aval)))
         return [of(atom) for atom in self.jaxpr.outvars]
@@ -126,26 +122,23 @@ def cut_trace(trace: Trace) -> Cut:
     return Cut(trace, closed.jaxpr, closed.consts, segments, exchanges)
 
 
-def _sort_equations(
-    jaxpr: Jaxpr,
-) -> tuple[tuple[Segment, ...], tuple[tuple[Any, ...], ...]]:
+def _sort_equations(jaxpr: Jaxpr) -> tuple[list[Segment], list[Equations]]:
     """The equations by how many exchanges they have to wait for."""
     level: dict[Any, int] = {}
-    computing: dict[int, list[Any]] = {}
-    exchanging: dict[int, list[Any]] = {}
+    computing: dict[int, list[Any]] = defaultdict(list)
+    exchanging: dict[int, list[Any]] = defaultdict(list)
     for eqn in live_equations(jaxpr):
         at = max((level.get(var, 0) for var in variables_of(eqn.invars)), default=0)
         together = is_collective(eqn)
-        (exchanging if together else computing).setdefault(at, []).append(eqn)
+        (exchanging if together else computing)[at].append(eqn)
         level.update((var, at + together) for var in eqn.outvars)
     last = max([0, *computing, *(k + 1 for k in exchanging)])
     needed = set(variables_of(jaxpr.outvars))
     segments: list[Segment] = []
     for k in range(last, -1, -1):
-        needed |= {
-            var for eqn in exchanging.get(k, ()) for var in variables_of(eqn.invars)
-        }
-        eqns = computing.get(k, [])
+        for eqn in exchanging[k]:
+            needed.update(variables_of(eqn.invars))
+        eqns = computing[k]
         made = {var for eqn in eqns for var in eqn.outvars}
         used = dict.fromkeys(var for eqn in eqns for var in variables_of(eqn.invars))
         inputs = tuple(var for var in used if var not in made)
@@ -153,10 +146,8 @@ def _sort_equations(
         program = sub_program(jaxpr, eqns, inputs, outputs)
         compiled = jax.jit(functools.partial(eval_jaxpr, program, ()))
         segments.append(Segment(inputs, outputs, compiled))
-        needed |= set(inputs)
-    return tuple(reversed(segments)), tuple(
-        tuple(exchanging.get(k, ())) for k in range(last)
-    )
+        needed.update(inputs)
+    return segments[::-1], [tuple(exchanging[k]) for k in range(last)]
 
 
 def equal_outputs(cuts: Sequence[Cut]) -> list[bool]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -11,8 +12,12 @@ import jax
 from mirrax._src.base import context
 from mirrax._src.base.context import Context
 from mirrax._src.base.jax_compat import Device, thread_settings
+from mirrax._src.base.mesh import ReplicaMesh
 from mirrax._src.base.protocols import StrategyLike
 from mirrax._src.base.values import (
+    Args,
+    Fn,
+    Kwargs,
     Mirrored,
     PerReplica,
     PyTree,
@@ -28,46 +33,30 @@ from mirrax._src.engines.meeting import Meeting
 from mirrax._src.engines.replica_context import EagerReplicaContext, ReplicaContext
 
 
-def run_eagerly(
-    strategy: StrategyLike,
-    fn: Callable[..., PyTree],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-) -> PyTree:
+def run_eagerly(strategy: StrategyLike, fn: Fn, args: Args, kwargs: Kwargs) -> PyTree:
     """The merged results of `fn`, called on this worker's replicas one after another."""
     mesh = strategy.replica_mesh
     caller = replace(context.current(), strategy=strategy, replica=None, updating=None)
 
     if mesh.size == 1:
-        own_args, own_kwargs = parts_of((args, kwargs), mesh, 0)
         alone = replace(caller, replica=ReplicaContext(strategy))
-        with context.enter(alone), jax.default_device(mesh.local_devices[0]):
-            try:
-                return fn(*own_args, **own_kwargs)
-            except Exception as error:
-                error.add_note(f"Raised in {strategy.describe_replica(0)}.")
-                raise
+        try:
+            return _call(fn, args, kwargs, alone, mesh, 0)
+        except Exception as error:
+            error.add_note(f"Raised in {strategy.describe_replica(0)}.")
+            raise
 
     meeting = Meeting(strategy.describe_replica)
     apply_settings = thread_settings()
     shared: dict[int, tuple[Any, Mirrored]] = {}
 
-    def body(local_index: int) -> Callable[[], PyTree]:
+    def body(local_index: int) -> PyTree:
+        apply_settings()
         replica = EagerReplicaContext(strategy, local_index, meeting, caller, shared)
+        here = replace(caller, replica=replica)
+        return _call(fn, args, kwargs, here, mesh, local_index)
 
-        def run() -> PyTree:
-            apply_settings()
-            own_args, own_kwargs = parts_of((args, kwargs), mesh, local_index)
-            here = replace(caller, replica=replica)
-            with (
-                context.enter(here),
-                jax.default_device(mesh.local_devices[local_index]),
-            ):
-                return fn(*own_args, **own_kwargs)
-
-        return run
-
-    results = meeting.run([body(i) for i in range(len(mesh.local_devices))])
+    results = meeting.run([partial(body, i) for i in range(len(mesh.local_ids))])
 
     def merge(parts: Sequence[Any]) -> Any:
         origins = {id(shared[id(part)][1]) for part in parts if id(part) in shared}
@@ -88,9 +77,9 @@ def run_eagerly(
 
 def update_eagerly(
     strategy: StrategyLike,
-    fn: Callable[..., PyTree],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
+    fn: Fn,
+    args: Args,
+    kwargs: Kwargs,
     copies: Sequence[Any] | None,
     devices: Collection[Device],
 ) -> list[PyTree]:
@@ -109,12 +98,17 @@ def update_eagerly(
     args, kwargs = jax.tree.map(spread, (args, kwargs), is_leaf=is_leaf)
     results = []
     for i, device in enumerate(mesh.local_devices):
-        if device not in devices:
-            continue
-
-        own_args, own_kwargs = parts_of((args, kwargs), mesh, i)
-        here = Context(strategy, replica=None, updating=i)
-        with context.enter(here), jax.default_device(device):
-            first = () if copies is None else (copies[i],)
-            results.append(fn(*first, *own_args, **own_kwargs))
+        if device in devices:
+            here = Context(strategy, replica=None, updating=i)
+            update = fn if copies is None else partial(fn, copies[i])
+            results.append(_call(update, args, kwargs, here, mesh, i))
     return results
+
+
+def _call(
+    fn: Fn, args: Args, kwargs: Kwargs, here: Context, mesh: ReplicaMesh, index: int
+) -> PyTree:
+    """`fn` of one replica's parts, called on its device in the context `here`."""
+    own_args, own_kwargs = parts_of((args, kwargs), mesh, index)
+    with context.enter(here), jax.default_device(mesh.local_devices[index]):
+        return fn(*own_args, **own_kwargs)

@@ -87,11 +87,10 @@ class _Replica:
                 "it: its run has ended, or this is another thread. Ask for "
                 "`mx.distribute.get_replica_context()` where you use it."
             )
-        if self._abandoned:  # a `finally` of the unwinding replica asks again
-            raise _Abandoned
-        self.request = request
-        self._rejoin.release()
-        self._go.acquire()
+        if not self._abandoned:  # else a `finally` of the unwinding replica asks again
+            self.request = request
+            self._rejoin.release()
+            self._go.acquire()
         if self._abandoned:
             raise _Abandoned
         return self.answer
@@ -132,8 +131,7 @@ class Meeting:
                         raise replica.error
                 if all(replica.is_done for replica in self._replicas):
                     return [replica.result for replica in self._replicas]
-                self._check_all_arrived()
-                requests = [r.request for r in self._replicas if r.request]
+                requests = self._same_requests()
                 answers = requests[0].act([request.payload for request in requests])
                 for replica, answer in zip(self._replicas, answers):
                     replica.answer = answer
@@ -145,21 +143,19 @@ class Meeting:
         """Called by replica `index`: the answer to its request."""
         return self._replicas[index].meet(request)
 
-    def _check_all_arrived(self) -> None:
-        waiting = [i for i, r in enumerate(self._replicas) if r.request is not None]
-        ended = [i for i, r in enumerate(self._replicas) if r.is_done]
-        first = self._replicas[waiting[0]].request
-        assert first is not None
-        if ended:
-            raise RuntimeError(
-                f"{sentence(self._describe(ended[0]))} returned while "
-                f"{self._describe(waiting[0])} waits in `{first.what}` ({first.where}).\n"
-                f"Every replica has to call `{first.what}` equally often; look for an `if` "
-                "that depends on the replica id."
-            )
+    def _same_requests(self) -> list[Request]:
+        """Every replica's request; raises unless all ask for the same."""
+        asking = {i: r.request for i, r in enumerate(self._replicas) if r.request}
+        waiting, first = next(iter(asking.items()))
         for i, replica in enumerate(self._replicas):
-            request = replica.request
-            assert request is not None
+            if replica.is_done:
+                raise RuntimeError(
+                    f"{sentence(self._describe(i))} returned while "
+                    f"{self._describe(waiting)} waits in `{first.what}` ({first.where}).\n"
+                    f"Every replica has to call `{first.what}` equally often; look for an "
+                    "`if` that depends on the replica id."
+                )
+        for i, request in asking.items():
             if request.what != first.what:
                 raise RuntimeError(
                     f"{sentence(self._describe(i))} called `{request.what}` "
@@ -167,12 +163,12 @@ class Meeting:
                     f"({first.where}).\nEvery replica has to make the same calls in the "
                     "same order; look for an `if` that depends on the replica id."
                 )
-        details = [r.request.detail for r in self._replicas if r.request is not None]
-        for i, detail in enumerate(details):
-            if detail != details[0]:
+            if request.detail != first.detail:
                 raise ValueError(
                     f"Replicas call `{first.what}` ({first.where}) differently:\n"
-                    f"  {self._describe(0)}: {details[0]}\n  {self._describe(i)}: {detail}\n"
+                    f"  {self._describe(0)}: {first.detail}\n"
+                    f"  {self._describe(i)}: {request.detail}\n"
                     "Every replica has to make the same call; look for an `if` that depends "
                     "on the replica id."
                 )
+        return list(asking.values())

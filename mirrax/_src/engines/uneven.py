@@ -7,7 +7,9 @@ segments, and between them small programs over all devices do the communication.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -17,10 +19,13 @@ from jax.sharding import PartitionSpec
 
 from mirrax._src.base.errors import RunEagerly
 from mirrax._src.base.jax_compat import Literal
-from mirrax._src.base.logical import after_launch, launching
+from mirrax._src.base.logical import launching
 from mirrax._src.base.mesh import Layout, ReplicaMesh
 from mirrax._src.base.protocols import Mode, StrategyLike
 from mirrax._src.base.values import (
+    Args,
+    Fn,
+    Kwargs,
     Mirrored,
     PerReplica,
     PyTree,
@@ -34,14 +39,12 @@ from mirrax._src.base.values import (
     regroup,
     to_device,
 )
-from mirrax._src.cluster import launches
-from mirrax._src.collectives.launch import describe_program
+from mirrax._src.collectives.launch import launch
 from mirrax._src.engines.arguments import Kind, Signature, Static
-from mirrax._src.engines.cutting import Cut, cut_trace, equal_outputs
+from mirrax._src.engines.cutting import Cut, Equations, cut_trace, equal_outputs
 from mirrax._src.engines.eager import run_eagerly
 from mirrax._src.engines.jaxprs import is_combining
 from mirrax._src.engines.program import lies_on, one_copy_of
-from mirrax._src.engines.staged import Trace
 from mirrax._src.engines.trace import trace_replica, until_no_new_variables
 from mirrax._src.state.variable import shared
 
@@ -49,11 +52,7 @@ Env = dict[Any, Any]
 
 
 def run_uneven(
-    function: Any,
-    strategy: StrategyLike,
-    fn: Callable[..., PyTree],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
+    function: Any, strategy: StrategyLike, fn: Fn, args: Args, kwargs: Kwargs
 ) -> PyTree:
     """`strategy.run(fn, ...)` where per-replica arguments have unequal shapes."""
     mesh = strategy.replica_mesh
@@ -86,7 +85,7 @@ def run_uneven(
 def _cut(
     function: Any,
     strategy: StrategyLike,
-    fn: Callable[..., PyTree],
+    fn: Fn,
     signature: Signature,
     avals: tuple[jax.ShapeDtypeStruct, ...],
     replica_id: int,
@@ -96,18 +95,9 @@ def _cut(
     for cut in known:
         if cut.layouts_match():
             return cut
-
-    def trace() -> Trace:
-        return trace_replica(
-            strategy,
-            fn,
-            signature,
-            avals,
-            mode=Mode.UNEVEN,
-            may_forward=False,
-            who=strategy.replica_mesh.describe(replica_id),
-        )
-
+    who = strategy.replica_mesh.describe(replica_id)
+    options = {"mode": Mode.UNEVEN, "may_forward": False, "who": who}
+    trace = functools.partial(trace_replica, strategy, fn, signature, avals, **options)
     cut = cut_trace(until_no_new_variables(trace, fn))
     function.note_trace((strategy, signature, avals))
     known.append(cut)
@@ -118,32 +108,20 @@ def _avals_of_all(
     arrays: Sequence[Any], inputs: Sequence[Sequence[Any]], mesh: ReplicaMesh
 ) -> list[tuple[jax.ShapeDtypeStruct, ...]]:
     """Every replica's arguments without their values, in the order of replicas."""
-    own = [[abstract(array) for array in each] for each in inputs]
     if not mesh.is_shared:
-        return [tuple(each) for each in own]
-    for array in arrays:
-        if isinstance(array, PerReplica) and _shapes(array) is None:
+        return [tuple(map(abstract, own)) for own in inputs]
+
+    def of_all(array: Any, own: Any) -> Sequence[jax.ShapeDtypeStruct]:
+        if not isinstance(array, PerReplica):
+            return [abstract(own)] * mesh.size
+        if array.array is not None:
+            return [jax.ShapeDtypeStruct(own.shape, own.dtype)] * mesh.size
+        if array.shapes is None:
             array.shapes = mesh.agreed_shapes([jnp.asarray(p) for p in array.values])
+        return [jax.ShapeDtypeStruct(s, jnp.dtype(dtype)) for s, dtype in array.shapes]
 
-    def aval(array: Any, like: jax.ShapeDtypeStruct, replica_id: int) -> Any:
-        shapes = _shapes(array) if isinstance(array, PerReplica) else None
-        if shapes is None:
-            return like
-        shape, dtype = shapes[replica_id]
-        return jax.ShapeDtypeStruct(shape, jnp.dtype(dtype))
-
-    return [
-        tuple(aval(a, like, i) for a, like in zip(arrays, own[0]))
-        for i in range(mesh.size)
-    ]
-
-
-def _shapes(value: PerReplica) -> tuple[Any, ...] | None:
-    mesh, layout = value.mesh, value.layout
-    if value.array is None or mesh is None or layout is None:
-        return value.shapes
-    shape = mesh.part_shape(layout, value.array.shape)
-    return mesh.equal_shapes(jax.ShapeDtypeStruct(shape, value.array.dtype))
+    columns = [of_all(array, own) for array, own in zip(arrays, inputs[0])]
+    return [tuple(column[i] for column in columns) for i in range(mesh.size)]
 
 
 def _execute(
@@ -162,12 +140,8 @@ def _execute(
                 outs = segment.compiled(*(env[var] for var in segment.inputs))
             env.update(zip(segment.outputs, outs))
         if k < len(cuts[0].exchanges) and cuts[0].exchanges[k]:
-            _exchange(
-                [cut.exchanges[k] for cut in cuts],
-                every_cut[0].exchanges[k],
-                envs,
-                mesh,
-            )
+            own = [cut.exchanges[k] for cut in cuts]
+            _exchange(own, every_cut[0].exchanges[k], envs, mesh)
     outs = [
         [_value(atom, env) for atom in cut.jaxpr.outvars]
         for cut, env in zip(cuts, envs)
@@ -177,11 +151,10 @@ def _execute(
     with launching:
         for i, variable in enumerate(trace.writes, start=trace.num_results):
             parts = [to_device(own[i], d) for own, d in zip(outs, mesh.local_devices)]
-            variable.stored = (
-                mesh.join(parts, mirrored=True)
-                if is_same[i]
-                else PerReplica(parts, mesh.equal_shapes(variable), mesh)
-            )
+            if is_same[i]:
+                variable.stored = mesh.join(parts, mirrored=True)
+            else:
+                variable.stored = PerReplica(parts, mesh.equal_shapes(variable), mesh)
         # Results may be the very arrays that variables hold, before or after.
         shared.update(v.number for v in (*trace.reads, *trace.writes))
     return _merge_results(strategy, every_cut, outs, is_same)
@@ -201,78 +174,47 @@ def _bind_inputs(
 
 
 def _exchange(
-    exchanges: Sequence[tuple[Any, ...]],
-    first: tuple[Any, ...],
-    envs: Sequence[Env],
-    mesh: ReplicaMesh,
+    own: Sequence[Equations], first: Equations, envs: Sequence[Env], mesh: ReplicaMesh
 ) -> None:
     """Does the collectives of all replicas' programs at one place; `first` is replica 0's."""
-    operands = [[atom for eqn in eqns for atom in eqn.invars] for eqns in exchanges]
-    joined = [
-        join(
-            PerReplica(map(_value, atoms, envs), mesh.equal_shapes(atoms[0].aval)), mesh
-        )
-        for atoms in zip(*operands)
-    ]
-    results = [[var for eqn in eqns for var in eqn.outvars] for eqns in exchanges]
-    arrays = [array for array, _ in joined]
-    rows = tuple(mesh.has_row(layout) for _, layout in joined)
-    with launching:
-        communicate = _communication(mesh, first, rows)
-        if mesh.is_shared:
-            label = describe_program("an uneven step", arrays)
-            outs = launches.last.watch(label, communicate, arrays)
-        else:
-            outs = communicate(arrays)
-    after_launch(outs)
-    combined = [is_combining(eqn) for eqn in first for _ in eqn.outvars]
-    for variables, whole, is_combined in zip(zip(*results), outs, combined):
+    operands = [[atom for eqn in eqns for atom in eqn.invars] for eqns in own]
+    joined = []
+    for atoms in zip(*operands):
+        parts = PerReplica(map(_value, atoms, envs), mesh.equal_shapes(atoms[0].aval))
+        joined.append(join(parts, mesh))
+    program = _Exchange(first)
+    combined = program.is_combined
+    specs = tuple(PartitionSpec() if flag else mesh.split_spec for flag in combined)
+    outs = launch(program, mesh, joined, specs)
+    results = [[var for eqn in eqns for var in eqn.outvars] for eqns in own]
+    for variables, whole, flag in zip(zip(*results), outs, combined):
         layout = mesh.split_layout(variables[0].aval.ndim)
-        value = (
-            Mirrored.of(whole, mesh)
-            if is_combined
-            else PerReplica.of(whole, mesh, layout)
-        )
+        apart = PerReplica.of(whole, mesh, layout)
+        value = Mirrored.of(whole, mesh) if flag else apart
         for env, variable, part in zip(envs, variables, value.values):
             env[variable] = part
 
 
-_communications: dict[Any, Any] = {}
-_MOST_COMMUNICATIONS = 256
+@dataclass(frozen=True)
+class _Exchange:
+    """What one replica does in the collectives at one place."""
 
+    eqns: Equations
+    __name__ = "an uneven step"  # for messages
 
-def _communication(
-    mesh: ReplicaMesh, eqns: tuple[Any, ...], rows: tuple[bool, ...]
-) -> Callable[[list[Any]], list[Any]]:
-    """The collectives of one exchange as one program over all devices."""
-    key = (mesh, tuple(map(id, eqns)), rows)
-    if key not in _communications:
-        combined = [is_combining(eqn) for eqn in eqns for _ in eqn.outvars]
+    @property
+    def is_combined(self) -> list[bool]:
+        """For each result whether it is the same on all replicas."""
+        return [is_combining(eqn) for eqn in self.eqns for _ in eqn.outvars]
 
-        def body(arrays: list[Any]) -> list[Any]:
-            it = iter(a[0] if has_row else a for a, has_row in zip(arrays, rows))
-            outs: list[Any] = []
-            for eqn in eqns:
-                result = eqn.primitive.bind(
-                    *(next(it) for _ in eqn.invars), **eqn.params
-                )
-                outs += result if eqn.primitive.multiple_results else [result]
-            return [o if c or o.ndim else o[None] for o, c in zip(outs, combined)]
-
-        compiled = jax.jit(
-            jax.shard_map(
-                body,
-                mesh=mesh.mesh,
-                in_specs=mesh.split_spec,
-                out_specs=[PartitionSpec() if c else mesh.split_spec for c in combined],
-                check_vma=False,
-            )
-        )
-        if len(_communications) >= _MOST_COMMUNICATIONS:
-            _communications.pop(next(iter(_communications)))
-        # The equations are kept too, so that their ids stay their own.
-        _communications[key] = (compiled, eqns)
-    return _communications[key][0]
+    def __call__(self, arrays: list[Any]) -> tuple[Any, ...]:
+        it = iter(arrays)
+        outs: list[Any] = []
+        for eqn in self.eqns:
+            result = eqn.primitive.bind(*(next(it) for _ in eqn.invars), **eqn.params)
+            outs += result if eqn.primitive.multiple_results else [result]
+        flags = self.is_combined
+        return tuple(o if f or o.ndim else o[None] for o, f in zip(outs, flags))
 
 
 def _check_same_exchanges(cuts: Sequence[Cut], mesh: ReplicaMesh) -> None:
@@ -309,27 +251,23 @@ def _merge_results(
     same = {id(value) for value, flag in zip(outs[0], is_same) if flag}
     position = {id(value): i for i, value in enumerate(outs[0])}
 
-    def shapes_of(part: Any) -> tuple[Any, ...] | None:
-        if not mesh.is_shared or id(part) not in position:
-            return None
-        at = position[id(part)]
-        avals: list[Any] = [cut.jaxpr.outvars[at].aval for cut in every_cut]
-        return tuple((aval.shape, aval.dtype.name) for aval in avals)
-
     def merge(parts: Sequence[Any]) -> Any:
         if not all(is_array(part) or is_number(part) for part in parts):
             return PerReplica(parts, mesh=mesh)
         arrays = [to_device(part, d) for part, d in zip(parts, mesh.local_devices)]
         if id(parts[0]) in same:
             return Mirrored.of(mesh.join(arrays, mirrored=True), mesh)
-        return PerReplica(arrays, shapes_of(parts[0]), mesh)
+        merged = PerReplica(arrays, mesh=mesh)
+        at = position.get(id(parts[0]))
+        if mesh.is_shared and at is not None:
+            avals: list[Any] = [cut.jaxpr.outvars[at].aval for cut in every_cut]
+            merged.shapes = tuple((aval.shape, aval.dtype.name) for aval in avals)
+        return merged
 
-    return regroup(
-        results,
-        strategy.describe_replica,
-        merge,
-        lambda leaf: not (mesh.is_shared and id(leaf) in position),
-    )
+    def may_share(leaf: Any) -> bool:
+        return not (mesh.is_shared and id(leaf) in position)
+
+    return regroup(results, strategy.describe_replica, merge, may_share)
 
 
 def _value(atom: Any, env: Env) -> Any:
