@@ -13,7 +13,10 @@ from typing import Any
 
 import jax
 
+from mirrax._src.base.devices import device_name, resolve_devices
+from mirrax._src.base.jax_compat import backend_started
 from mirrax._src.base.logical import device_kind
+from mirrax._src.cluster.runtime import Cluster
 from mirrax._src.cluster.spec import TRAINING_JOBS, Claim, ClusterSpec
 
 
@@ -289,6 +292,35 @@ class UnionResolver(ClusterResolver):
     ) -> dict[str, int]:
         """The first resolver's number."""
         return self._resolvers[0].num_accelerators(task_type, task_id, config_proto)
+
+
+def resolver_of(cluster: Cluster) -> ClusterResolver:
+    """The processes of `jax.distributed` as a cluster; only the first one's address counts."""
+    first = cluster.addresses[0]
+    others = [f"worker-{k}:1" for k in range(1, cluster.size)]
+    spec = ClusterSpec({"worker": [first, *others]})
+    return SimpleClusterResolver(spec, task_type="worker", task_id=cluster.worker)
+
+
+def choose_devices(resolver: ClusterResolver) -> None:
+    """Takes those of this machine's GPUs that the cluster has given to this process."""
+    ids = getattr(resolver, "local_device_ids", None)
+    if ids is not None and not backend_started():
+        for name in ("jax_cuda_visible_devices", "jax_rocm_visible_devices"):
+            jax.config.update(name, ",".join(map(str, ids)))
+
+
+def agree_on_devices(cluster: Cluster) -> tuple[Any, ...]:
+    """The devices of all workers, worker by worker; each has to have the same."""
+    found = cluster.agree("devices", [device_name(d) for d in resolve_devices(None)])
+    for k, names in enumerate(found):
+        if names != found[0]:
+            raise ValueError(
+                "The workers have different devices: "
+                f"{', '.join(found[0])} on {cluster.names[0]}, {', '.join(names)} on "
+                f"{cluster.names[k]}. Give every worker as many of the same kind."
+            )
+    return tuple(sorted(jax.devices(), key=lambda d: (d.process_index, d.id)))
 
 
 def with_protocol(address: str, rpc_layer: str | None) -> str:

@@ -8,6 +8,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from mirrax._src.base import context
+from mirrax._src.base.errors import warn_renamed
 from mirrax._src.base.mesh import ReplicaMesh
 from mirrax._src.input.adapters import as_dataset
 from mirrax._src.input.dataset import Dataset
@@ -23,6 +25,91 @@ from mirrax._src.input.options import (
 from mirrax._src.input.sharding import make_plan
 from mirrax._src.input.splitting import Dropping, InTurn, Padding, Share, StepCursor
 from mirrax._src.input.transforms.selecting import Shard
+
+DatasetFn = Callable[[InputContext], Any]
+
+
+class Feeding:
+    """The methods by which a strategy is given its data."""
+
+    __module__ = "mirrax.distribute"
+
+    replica_mesh: ReplicaMesh
+
+    @property
+    def input_share(self) -> Share:
+        """This worker's replicas among all, for those who divide data."""
+        return Share(1, 0, self.replica_mesh.size if self.replica_mesh else 1)
+
+    def experimental_distribute_dataset(
+        self, dataset: Any, options: InputOptions | None = None
+    ) -> DistributedDataset:
+        """A dataset of global batches, each split over the replicas and on their devices.
+
+        >>> strategy = mx.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+        >>> dataset = mx.data.Dataset.range(6).batch(4)
+        >>> for batch in strategy.experimental_distribute_dataset(dataset):
+        ...     print(batch)
+        PerReplica:{
+          0: Array([0, 1], dtype=int32),
+          1: Array([2, 3], dtype=int32)
+        }
+        PerReplica:{
+          0: Array([4], dtype=int32),
+          1: Array([5], dtype=int32)
+        }
+
+        Batch the dataset by the global batch size. The batches are copied ahead in the
+        background. `explain()` of the result tells who gets what.
+
+        Args:
+            dataset: An `mx.data.Dataset`, or whatever `mx.data.as_dataset` takes.
+            options: An `mx.distribute.InputOptions`.
+        """
+        check_not_in_replica("experimental_distribute_dataset")
+        return distribute_dataset(dataset, self.input_share, self.replica_mesh, options)
+
+    def distribute_datasets_from_function(
+        self, dataset_fn: DatasetFn, options: InputOptions | None = None
+    ) -> DistributedDataset:
+        """The dataset that `dataset_fn(input_context)` makes; each replica takes a batch.
+
+        It is called once, here. Batch by the size for one replica,
+        `input_context.get_per_replica_batch_size(global_batch_size)`, and shard by
+        `input_context.input_pipeline_id`: nothing is split or divided any more.
+        """
+        check_not_in_replica("distribute_datasets_from_function")
+        return distribute_from_function(
+            dataset_fn, self.input_share, self.replica_mesh, options
+        )
+
+    def experimental_distribute_datasets_from_function(
+        self, dataset_fn: DatasetFn, options: InputOptions | None = None
+    ) -> DistributedDataset:
+        """The older name of `distribute_datasets_from_function`."""
+        warn_renamed(
+            "experimental_distribute_datasets_from_function",
+            "distribute_datasets_from_function",
+        )
+        return self.distribute_datasets_from_function(dataset_fn, options)
+
+    def experimental_make_numpy_dataset(self, numpy_input: Any) -> Dataset:
+        """The rows of a copy of arrays in memory, as a dataset.
+
+        Args:
+            numpy_input: Arrays of the same length, in any structure; a list is stacked.
+        """
+        check_not_in_replica("experimental_make_numpy_dataset")
+        return numpy_dataset(numpy_input)
+
+
+def check_not_in_replica(what: str) -> None:
+    """Raises in a replica function, where data and values cannot be distributed."""
+    if context.current().replica is not None and not context.is_default():
+        raise RuntimeError(
+            f"`{what}` is called inside a replica function. Call it outside `run`, and pass "
+            "what it gives to the function."
+        )
 
 
 def distribute_dataset(
@@ -69,7 +156,7 @@ def _agree_on_dataset(dataset: Dataset, mesh: ReplicaMesh) -> None:
 
 
 def distribute_from_function(
-    dataset_fn: Callable[[InputContext], Any],
+    dataset_fn: DatasetFn,
     share: Share,
     mesh: ReplicaMesh | None,
     options: InputOptions | None,
@@ -90,7 +177,7 @@ def distribute_from_function(
         ]
     else:
         contexts = [InputContext(share.num_workers, share.worker, share.num_replicas)]
-    made = [dataset_fn(context) for context in contexts]
+    made = [dataset_fn(each) for each in contexts]
     roots = tuple(as_dataset(dataset, "`dataset_fn`").node for dataset in made)
     if mesh is not None and mesh.is_shared:
         _shuffle_alike(roots, mesh)
@@ -126,8 +213,13 @@ def _checked(options: InputOptions | None) -> InputOptions:
     return options or InputOptions()
 
 
-def numpy_dataset(numpy_input: Any) -> Dataset:
+def numpy_dataset(numpy_input: Any, session: None = None) -> Dataset:
     """The rows of arrays in memory, copied, so that the arrays may change."""
+    if session is not None:
+        raise ValueError(
+            "`session` belongs to TensorFlow's graph execution, which mirrax does not "
+            f"have; leave it out. Got {session!r}."
+        )
     return Dataset.from_tensor_slices(
         jax.tree.map(
             lambda x: x.copy() if isinstance(x, np.ndarray) else x, numpy_input

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from mirrax._src.base import context
 from mirrax._src.base.context import Context
-from mirrax._src.base.values import PyTree
+from mirrax._src.base.values import Args, Fn, Kwargs, PyTree
 from mirrax._src.engines.replica_context import ReplicaContext
 from mirrax._src.state.variable import OrdinaryVariable, Variable, VariableSpec
 from mirrax._src.strategies.extended import StrategyExtended
@@ -35,8 +34,7 @@ class _DefaultStrategy(Strategy):
     has_plain_values = True
 
     def __init__(self) -> None:
-        extended = _DefaultExtended()
-        super().__init__(extended, None)
+        super().__init__(_DefaultExtended(), None)
 
     def enter_scope(self) -> context.enter:
         here = context.current()
@@ -46,13 +44,7 @@ class _DefaultStrategy(Strategy):
             )
         return context.enter(here)
 
-    def _run(
-        self,
-        fn: Callable[..., PyTree],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        here: Context,
-    ) -> PyTree:
+    def _run(self, fn: Fn, args: Args, kwargs: Kwargs, here: Context) -> PyTree:
         with context.changed(replica=ReplicaContext(self)):
             return fn(*args, **kwargs)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -19,6 +19,8 @@ from mirrax._src.base.reduce_op import (
     parse_reduce_op,
 )
 from mirrax._src.base.values import (
+    Fn,
+    Kwargs,
     PerReplica,
     PyTree,
     ReplicaValues,
@@ -45,6 +47,7 @@ from mirrax._src.state.mirrored import MirroredVariable
 from mirrax._src.state.on_read import SyncOnReadVariable
 from mirrax._src.state.variable import OrdinaryVariable, Variable, VariableSpec
 from mirrax._src.strategies.reducing import is_reducible, reduce_over_workers
+from mirrax._src.strategies.scope import check_cross_replica
 from mirrax._src.strategies.updating import update_copies
 
 # What `non_slot_devices` and `update_non_slot` pass on.
@@ -55,6 +58,7 @@ class StrategyExtended:
     """Methods of a strategy that libraries (optimizers, metrics) are built with."""
 
     __module__ = "mirrax.distribute"
+    _worker_name = "/job:localhost/replica:0/task:0"
 
     def __init__(
         self,
@@ -80,9 +84,7 @@ class StrategyExtended:
     @property
     def worker_devices(self) -> Devices:
         """The devices that run replicas on this worker, by their full names."""
-        return tuple(
-            f"/job:localhost/replica:0/task:0/device:{n}" for n in self.device_names
-        )
+        return tuple(f"{self._worker_name}/device:{n}" for n in self.device_names)
 
     @property
     def parameter_devices(self) -> Devices:
@@ -124,19 +126,15 @@ class StrategyExtended:
     def create_variable(self, spec: VariableSpec) -> Variable:
         """The variable that `mx.Variable(...)` gives in the current context."""
         here = context.current()
-        replica = here.replica
-        if (
-            replica is None
-            or here.frame is not None
-            or self._strategy.num_replicas_in_sync == 1
-        ):
+        is_alone = self._strategy.num_replicas_in_sync == 1
+        if here.replica is None or here.frame is not None or is_alone:
             return self._create(spec)
 
         def merge(strategy: StrategyLike, specs: Any) -> Variable:
             parts = strategy.experimental_local_results(specs)
             return self._create(_same_spec(parts, strategy))
 
-        return replica.merge("mx.Variable", merge, (spec,))
+        return here.replica.merge("mx.Variable", merge, (spec,))
 
     def _create(self, spec: VariableSpec) -> Variable:
         colocate = context.current().colocate_with
@@ -155,10 +153,9 @@ class StrategyExtended:
                 "`colocate_vars_with` takes a variable that was made in this strategy's "
                 f"scope, got {colocate_with_variable!r}."
             )
-        owner = colocate_with_variable.strategy
-        if (
-            isinstance(colocate_with_variable, DistributedVariable)
-            and owner is not self._strategy
+        is_distributed = isinstance(colocate_with_variable, DistributedVariable)
+        if is_distributed and not self.variable_created_in_scope(
+            colocate_with_variable
         ):
             raise ValueError(
                 f"Variable {colocate_with_variable.name!r} was made in the scope of another "
@@ -174,12 +171,7 @@ class StrategyExtended:
         self, numpy_input: PyTree, session: None = None
     ) -> Dataset:
         """The rows of arrays in memory as a dataset. There are no sessions: leave it out."""
-        if session is not None:
-            raise ValueError(
-                "`session` belongs to TensorFlow's graph execution, which mirrax does not "
-                f"have; leave it out. Got {session!r}."
-            )
-        return numpy_dataset(numpy_input)
+        return numpy_dataset(numpy_input, session)
 
     def variable_created_in_scope(self, v: Variable) -> bool:
         """Whether `v` was made in this strategy's scope."""
@@ -238,15 +230,12 @@ class StrategyExtended:
         options: CommunicationOptions | None,
     ) -> list[Any]:
         """Those that replicas have parts of together, the others one by one."""
-        many = [i for i, (value, _) in enumerate(pairs) if self._is_spread(value)]
-        together = [(self._at_home(pairs[i][0]), pairs[i][1]) for i in many]
-        reduced = (
-            self._cross_device_ops.batch_reduce(op, together, options) if many else []
-        )
-        found = dict(zip(many, reduced))
+        spread = [(self._at_home(v), d) for v, d in pairs if self._is_spread(v)]
+        reduce = self._cross_device_ops.batch_reduce
+        reduced = iter(reduce(op, spread, options) if spread else ())
         return [
-            found[i] if i in found else self._reduce_alone(op, *pair)
-            for i, pair in enumerate(pairs)
+            next(reduced) if self._is_spread(v) else self._reduce_alone(op, v, d)
+            for v, d in pairs
         ]
 
     def _is_spread(self, value: Any) -> bool:
@@ -277,7 +266,7 @@ class StrategyExtended:
                 whole = value.array if value.array is not None else value.values[0]
                 value = whole * count
         elif self._is_of_each_worker(value):
-            value = reduce_over_workers(self._strategy, op, value, (), "")
+            value = reduce_over_workers(self._strategy.replica_mesh, op, value, (), "")
         elif op is ReduceOp.SUM and count > 1:
             if is_number(value) and value == 0:
                 return value
@@ -303,9 +292,9 @@ class StrategyExtended:
     def update(
         self,
         var: Variable,
-        fn: Callable[..., PyTree],
+        fn: Fn,
         args: Sequence[Any] = (),
-        kwargs: dict[str, Any] | None = None,
+        kwargs: Kwargs | None = None,
         group: bool = True,
     ) -> PyTree:
         """Calls `fn(copy, *args, **kwargs)` for each copy of `var`, on its device.
@@ -321,16 +310,15 @@ class StrategyExtended:
         """
         if not isinstance(var, Variable):
             raise TypeError(f"`update` takes a variable, got {type(var).__name__}.")
-        return update_copies(
-            self._strategy, var, fn, tuple(args), dict(kwargs or {}), group, "update"
-        )
+        call = (group, fn, args, kwargs)
+        return update_copies(self._strategy, "update", var, None, *call)
 
     def update_non_slot(
         self,
         colocate_with: Any,
-        fn: Callable[..., PyTree],
+        fn: Fn,
         args: Sequence[Any] = (),
-        kwargs: dict[str, Any] | None = None,
+        kwargs: Kwargs | None = None,
         group: bool = True,
     ) -> PyTree:
         """Calls `fn(*args, **kwargs)` on each device of `colocate_with`."""
@@ -341,16 +329,8 @@ class StrategyExtended:
                 "`colocate_with` must be what `non_slot_devices` returned: devices of this "
                 "strategy."
             )
-        return update_copies(
-            self._strategy,
-            None,
-            fn,
-            tuple(args),
-            dict(kwargs or {}),
-            group,
-            "update_non_slot",
-            devices,
-        )
+        call = (group, fn, args, kwargs)
+        return update_copies(self._strategy, "update_non_slot", None, devices, *call)
 
     def non_slot_devices(self, var_list: Sequence[Variable]) -> Devices:
         """The devices for state that belongs to no single variable of `var_list`."""
@@ -359,10 +339,7 @@ class StrategyExtended:
     # Running and showing --------------------------------------------------------------
 
     def call_for_each_replica(
-        self,
-        fn: Callable[..., PyTree],
-        args: Sequence[Any] = (),
-        kwargs: dict[str, Any] | None = None,
+        self, fn: Fn, args: Sequence[Any] = (), kwargs: Kwargs | None = None
     ) -> PyTree:
         """Calls `fn` once per replica; the older name of `strategy.run`."""
         self._check_cross_replica("call_for_each_replica")
@@ -389,17 +366,11 @@ class StrategyExtended:
             )
 
     def _check_cross_replica(self, what: str) -> None:
-        here = context.current()
-        if here.replica is not None and not context.is_default():
-            raise RuntimeError(
-                f"`{what}` is called inside a replica function. Call it in cross-replica "
-                "context: outside `run`, or in the function that you pass to `merge_call`."
-            )
-        if here.strategy is not self._strategy and not context.is_default():
-            raise RuntimeError(
-                f"`{what}` of {self._strategy!r} is called in the scope of "
-                f"{here.strategy!r}; different strategies cannot be mixed."
-            )
+        advice = (
+            "Call it in cross-replica context: outside `run`, or in the function that you "
+            "pass to `merge_call`."
+        )
+        check_cross_replica(self._strategy, what, advice)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(of {self._strategy!r})"

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from mirrax._src.base.devices import DeviceLike, resolve_devices
 from mirrax._src.base.mesh import ReplicaMesh
-from mirrax._src.collectives.algorithms import NcclAllReduce
 from mirrax._src.collectives.ops import CrossDeviceOps
 from mirrax._src.strategies.strategy import Strategy
 
@@ -31,12 +30,10 @@ class MirroredStrategy(Strategy):
         devices: Sequence[DeviceLike] | None = None,
         cross_device_ops: CrossDeviceOps | None = None,
     ) -> None:
-        if cross_device_ops is not None and not isinstance(
-            cross_device_ops, CrossDeviceOps
-        ):
+        if not isinstance(cross_device_ops, CrossDeviceOps | None):
             raise TypeError(
                 "`cross_device_ops` must be a CrossDeviceOps, such as "
                 f"mx.distribute.NcclAllReduce(), got {cross_device_ops!r}."
             )
-        extended = self.extended_class(cross_device_ops or NcclAllReduce())
-        super().__init__(extended, ReplicaMesh(resolve_devices(devices)))
+        mesh = ReplicaMesh(resolve_devices(devices))
+        super().__init__(self.extended_class(cross_device_ops), mesh)

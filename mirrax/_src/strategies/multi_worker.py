@@ -3,34 +3,31 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from mirrax._src.base.context import Context
-from mirrax._src.base.devices import device_name, resolve_devices
-from mirrax._src.base.jax_compat import backend_started
+from mirrax._src.base.devices import resolve_devices
 from mirrax._src.base.mesh import Layout, ReplicaMesh
-from mirrax._src.base.reduce_op import ReduceOp
-from mirrax._src.base.values import PyTree, copies_of, to_device
+from mirrax._src.base.values import Args, Fn, Kwargs, PyTree, copies_of, to_device
 from mirrax._src.cluster.resolver_tf_config import TFConfigClusterResolver
-from mirrax._src.cluster.resolvers import ClusterResolver, SimpleClusterResolver
+from mirrax._src.cluster.resolvers import (
+    ClusterResolver,
+    agree_on_devices,
+    choose_devices,
+    resolver_of,
+)
 from mirrax._src.cluster.runtime import (
     Cluster,
     ClusterOptions,
     join_cluster,
     join_running_jax,
 )
-from mirrax._src.cluster.spec import (
-    ClusterSpec,
-    TrainingCluster,
-    training_cluster,
-)
-from mirrax._src.collectives.algorithms import NcclAllReduce
+from mirrax._src.cluster.spec import TrainingCluster, training_cluster
 from mirrax._src.collectives.launch import launch
 from mirrax._src.collectives.options import (
     CommunicationImplementation,
@@ -50,29 +47,20 @@ class MultiWorkerExtended(StrategyExtended):
     __module__ = "mirrax.distribute"
 
     def __init__(self, task: TrainingCluster, options: CommunicationOptions) -> None:
-        super().__init__(NcclAllReduce(), options)
-        self._task = task
-
-    @property
-    def worker_devices(self) -> tuple[str, ...]:
-        where = f"/job:{self._task.task_type}/replica:0/task:{self._task.task_id}"
-        if self._task.task_type is None:
-            return super().worker_devices
-        return tuple(f"{where}/device:{n}" for n in self.device_names)
-
-    @property
-    def _is_chief(self) -> bool:
-        return not self._task.index
+        super().__init__(options=options)
+        self._is_first = not task.index
+        if task.task_type is not None:
+            self._worker_name = f"/job:{task.task_type}/replica:0/task:{task.task_id}"
 
     @property
     def should_checkpoint(self) -> bool:
         """Whether this worker writes checkpoints: the first one does."""
-        return self._is_chief
+        return self._is_first
 
     @property
     def should_save_summary(self) -> bool:
         """Whether this worker writes summaries: the first one does."""
-        return self._is_chief
+        return self._is_first
 
     @property
     def experimental_between_graph(self) -> bool:
@@ -139,32 +127,31 @@ class MultiWorkerMirroredStrategy(Strategy):
         )
         self._cluster: Cluster | None = None
         if task.index is not None and task.size > 1:
-            _choose_devices(getattr(self._resolver, "local_device_ids", None))
+            choose_devices(self._resolver)
             self._cluster = join_cluster(
                 task.addresses, task.names, task.index, cluster_options
             )
         elif not task.size and jax.distributed.is_initialized():
             self._cluster = join_running_jax(cluster_options)
-            self._resolver = _resolver_of(self._cluster)
+            self._resolver = resolver_of(self._cluster)
             task = training_cluster(self._resolver)
-        extended = self.extended_class(task, options)  # pyright: ignore
-        super().__init__(
-            extended,
-            ReplicaMesh(_devices(task, self._cluster), self._cluster),  # pyright: ignore
-        )
-        extended.check_options(options)
+        if self._cluster is not None:
+            devices = agree_on_devices(self._cluster)
+        else:
+            devices = resolve_devices(None)
+            is_alone_on_cpu = not task.size and devices[0].platform == "cpu"
+            devices = devices[:1] if is_alone_on_cpu else devices
+        mesh = ReplicaMesh(devices, self._cluster)  # pyright: ignore
+        super().__init__(self.extended_class(task, options), mesh)  # pyright: ignore
+        self.extended.check_options(options)
         if self._cluster is not None:
             self._connect()
 
     def _connect(self) -> None:
         """Has the devices' connections made, for which Gloo waits 30 s and no longer."""
-        mesh = self.replica_mesh
-        assert mesh is not None and self._cluster is not None
-        rows = [to_device(np.zeros(1, np.float32), d) for d in mesh.local_devices]
-        joined = mesh.join(rows, mirrored=False), Layout.SPLIT
         try:
-            with self._cluster.explaining():
-                jax.block_until_ready(launch(FirstProgram(), mesh, [joined]))
+            with self._explaining():
+                self._first_of_all(np.zeros(1, np.float32))
         except jax.errors.JaxRuntimeError as error:
             if "Duplicate GPU" in str(error):
                 raise ValueError(
@@ -180,50 +167,34 @@ class MultiWorkerMirroredStrategy(Strategy):
 
     @property
     def input_share(self) -> Share:
-        mesh = self.replica_mesh
-        assert mesh is not None
         if self._cluster is None:
             return super().input_share
-        return Share(self._cluster.size, self._cluster.worker, len(mesh.local_ids))
+        count = len(self.replica_mesh.local_ids)
+        return Share(self._cluster.size, self._cluster.worker, count)
 
-    def _run(
-        self,
-        fn: Callable[..., PyTree],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        here: Context,
-    ) -> PyTree:
+    def _run(self, fn: Fn, args: Args, kwargs: Kwargs, here: Context) -> PyTree:
         if self._cluster is None:
             return super()._run(fn, args, kwargs, here)
         self._cluster.note_steps(1)
         with self._cluster.explaining():
             return super()._run(fn, args, kwargs, here)
 
-    @contextlib.contextmanager
-    def taking_steps(self, count: int) -> Iterator[None]:
+    def taking_steps(self, count: int) -> contextlib.AbstractContextManager[None]:
         if self._cluster is not None:
             self._cluster.note_steps(count)
-        with self._explaining():
+        return super().taking_steps(count)
+
+    @contextlib.contextmanager
+    def entered(self, what: str) -> Iterator[None]:
+        with self._explaining(), super().entered(what):
             yield
-
-    def reduce(
-        self, reduce_op: ReduceOp | str, value: PyTree, axis: int | Sequence[int] | None
-    ) -> PyTree:
-        with self._explaining():
-            return super().reduce(reduce_op, value, axis)
-
-    def gather(self, value: PyTree, axis: int) -> PyTree:
-        with self._explaining():
-            return super().gather(value, axis)
 
     def _explaining(self) -> contextlib.AbstractContextManager[None]:
         """Says which worker is lost, where a call fails because of that."""
         return self._cluster.explaining() if self._cluster else contextlib.nullcontext()
 
     def should_stop(self) -> bool:
-        if self._cluster is None:
-            return super().should_stop()
-        return self._cluster.should_stop()
+        return self._cluster.should_stop() if self._cluster else super().should_stop()
 
     def request_stop(self, reason: str = "requested") -> None:
         if self._cluster is None:
@@ -239,7 +210,7 @@ class MultiWorkerMirroredStrategy(Strategy):
             data = self.initial_on_all_workers(jax.random.key_data(array))
             return jax.random.wrap_key_data(data, impl=jax.random.key_impl(array))
         own = np.asarray(array)
-        facts = [list(own.shape), own.dtype.name]
+        facts = f"{own.dtype.name}{list(own.shape)}"
         is_small = own.nbytes <= _SMALL_BYTES
         is_first = self._cluster.worker == 0
         data = own.tobytes().hex() if is_small and is_first else ""
@@ -248,7 +219,7 @@ class MultiWorkerMirroredStrategy(Strategy):
             if theirs != found[0][0]:
                 raise ValueError(
                     "Workers make different variables at the same place: "
-                    f"{_show(found[0][0])} on {self._cluster.names[0]}, {_show(theirs)} on "
+                    f"{found[0][0]} on {self._cluster.names[0]}, {theirs} on "
                     f"{self._cluster.names[k]}."
                 )
         if is_small:
@@ -260,26 +231,19 @@ class MultiWorkerMirroredStrategy(Strategy):
 
     def _broadcast(self, own: np.ndarray) -> np.ndarray:
         """The first worker's bytes, in sizes that need few programs."""
-        mesh = self.replica_mesh
-        assert mesh is not None
         size = max(_SMALLEST_BUCKET, 1 << (own.nbytes - 1).bit_length())
         flat = np.zeros(size // 4, np.int32)
         flat.view(np.uint8)[: own.nbytes] = np.frombuffer(own.tobytes(), np.uint8)
-        parts = [to_device(flat, device) for device in mesh.local_devices]
-        joined = mesh.join(parts, mirrored=False), Layout.SPLIT
-        whole = np.asarray(copies_of(launch(FirstProgram(), mesh, [joined])[0])[0])
+        whole = np.asarray(self._first_of_all(flat))
         return whole.view(np.uint8)[: own.nbytes].view(own.dtype).reshape(own.shape)
 
-
-def _resolver_of(cluster: Cluster) -> ClusterResolver:
-    """The processes of `jax.distributed` as a cluster; only the first one's address counts."""
-    first = cluster.addresses[0]
-    others = [f"worker-{k}:1" for k in range(1, cluster.size)]
-    return SimpleClusterResolver(
-        ClusterSpec({"worker": [first, *others]}),
-        task_type="worker",
-        task_id=cluster.worker,
-    )
+    def _first_of_all(self, own: np.ndarray) -> jax.Array:
+        """The first worker's array, by a program on all devices."""
+        mesh = self.replica_mesh
+        parts = [to_device(own, device) for device in mesh.local_devices]
+        joined = mesh.join(parts, mirrored=False), Layout.SPLIT
+        whole = jax.block_until_ready(launch(FirstProgram(), mesh, [joined]))[0]
+        return copies_of(whole)[0]
 
 
 def _communication(
@@ -297,31 +261,3 @@ def _communication(
             "`communication` is the older form of `communication_options`; give one of them."
         )
     return CommunicationOptions(implementation=communication)
-
-
-def _choose_devices(ids: Any) -> None:
-    """Takes those of this machine's GPUs that a cluster has given to this process."""
-    if ids is not None and not backend_started():
-        for name in ("jax_cuda_visible_devices", "jax_rocm_visible_devices"):
-            jax.config.update(name, ",".join(map(str, ids)))
-
-
-def _devices(task: TrainingCluster, cluster: Cluster | None) -> tuple[Any, ...]:
-    """The devices of all workers, worker by worker."""
-    if cluster is None:
-        devices = resolve_devices(None)
-        is_alone_on_cpu = not task.size and devices[0].platform == "cpu"
-        return devices[:1] if is_alone_on_cpu else devices
-    found = cluster.agree("devices", [device_name(d) for d in resolve_devices(None)])
-    for k, names in enumerate(found):
-        if names != found[0]:
-            raise ValueError(
-                "The workers have different devices: "
-                f"{', '.join(found[0])} on {cluster.names[0]}, {', '.join(names)} on "
-                f"{cluster.names[k]}. Give every worker as many of the same kind."
-            )
-    return tuple(sorted(jax.devices(), key=lambda d: (d.process_index, d.id)))
-
-
-def _show(facts: list[Any]) -> str:
-    return f"{facts[1]}{facts[0]}"

@@ -1,9 +1,9 @@
-"""One value of all replicas: what `Strategy.reduce` does with each leaf."""
+"""One value of all replicas: what `Strategy.reduce` and `gather` do with each leaf."""
 
 from __future__ import annotations
 
+import math
 import operator
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,11 +27,13 @@ from mirrax._src.base.values import (
     only_part,
 )
 from mirrax._src.collectives.launch import launch
-from mirrax._src.collectives.programs import run_on_parts
+from mirrax._src.collectives.programs import gather_parts, run_on_parts
 from mirrax._src.collectives.sparse import IndexedSlices
 from mirrax._src.engines.replica_context import check_gather_axis
 from mirrax._src.state.distributed import DistributedVariable
 from mirrax._src.state.variable import Variable
+
+Axes = int | tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -39,13 +41,13 @@ class SumAlong:
     """A replica's part of a reduction over an axis: its sum and the number of elements."""
 
     op: ReduceOp
-    axis: int | tuple[int, ...]
+    axes: Axes
 
     def __call__(self, arrays: list[jax.Array]) -> list[jax.Array]:
-        total = lax.psum(jnp.sum(arrays[0], self.axis), AXIS_NAME)
+        total = lax.psum(jnp.sum(arrays[0], self.axes), AXIS_NAME)
         if self.op is ReduceOp.SUM:
             return [total]
-        return [total / lax.psum(_count(arrays[0], self.axis), AXIS_NAME)]
+        return [total / lax.psum(_count(arrays[0], self.axes), AXIS_NAME)]
 
 
 @dataclass(frozen=True)
@@ -62,12 +64,12 @@ class Combine:
         return [total / count.astype(total.dtype if is_float else jnp.float32)]
 
 
-def checked_axis(axis: Any) -> int | tuple[int, ...] | None:
+def checked_axis(axis: Any) -> Axes | None:
     """`axis` as Python's numbers."""
     try:
-        if axis is None or not isinstance(axis, tuple | list):
-            return None if axis is None else operator.index(axis)
-        return tuple(map(operator.index, axis))
+        if isinstance(axis, tuple | list):
+            return tuple(map(operator.index, axis))
+        return None if axis is None else operator.index(axis)
     except TypeError:
         raise TypeError(
             f"`axis` must be None, a number or several, got {axis!r}. Where the result is to "
@@ -81,37 +83,28 @@ def is_reducible(value: Any) -> bool:
 
 
 def reduce_leaf(
-    strategy: StrategyLike,
-    op: ReduceOp,
-    value: Any,
-    axis: int | Sequence[int] | None,
-    path: str,
+    strategy: StrategyLike, op: ReduceOp, value: Any, axes: Axes | None, path: str
 ) -> Any:
     """One leaf of `strategy.reduce`; `path` names it in messages."""
     if isinstance(value, DistributedVariable):
         value = value.copies()
     elif isinstance(value, Variable):
         value = value.read_value()
-    if isinstance(value, IndexedSlices):
-        if axis is not None:
-            raise ValueError(
-                "`reduce` of IndexedSlices needs `axis=None`: their rows are joined, not "
-                "summed along an axis."
-            )
-        return _reduce_across(strategy, op, value)
-    if axis is not None:
-        return _reduce_along(strategy, op, value, axis, path)
-    if not isinstance(value, ReplicaValues):
-        return _reduce_plain(strategy, op, value, path)
-    if strategy.replica_mesh is not None and not isinstance(value, Mirrored):
-        _check_equal_shapes(strategy, value, path)
-    return _reduce_across(strategy, op, value)
-
-
-def _reduce_across(strategy: StrategyLike, op: ReduceOp, value: Any) -> Any:
+    is_sparse = isinstance(value, IndexedSlices)
+    if is_sparse and axes is not None:
+        raise ValueError(
+            "`reduce` of IndexedSlices needs `axis=None`: their rows are joined, not "
+            "summed along an axis."
+        )
+    if axes is not None:
+        return _reduce_along(strategy, op, value, axes, path)
     mesh = strategy.replica_mesh
+    if not is_sparse and not isinstance(value, ReplicaValues):
+        return _reduce_plain(strategy, op, value, path)
+    if mesh is not None and isinstance(value, PerReplica):
+        _check_equal_shapes(strategy, value, path)
     if mesh is None or mesh.size == 1:
-        return value if isinstance(value, IndexedSlices) else only_part(value)
+        return only_part(value)
     reduced = strategy.extended.reduce_to(op, value, mesh.local_devices)
     return jax.tree.map(_plain, reduced, is_leaf=is_distributed)
 
@@ -122,36 +115,10 @@ def _plain(value: Any) -> Any:
     return first_copy(value.array) if value.array is not None else value.values[0]
 
 
-def one_of_each_worker(mesh: ReplicaMesh, value: jax.Array, axis: int) -> PerReplica:
-    """A plain value as the part of this worker's first replica; the others have no rows."""
-    check_gather_axis(value, axis)
-    nothing = lax.slice_in_dim(value, 0, 0, axis=axis % value.ndim)
-    return PerReplica([value] + [nothing] * (len(mesh.local_ids) - 1))
-
-
-def reduce_over_workers(
-    strategy: StrategyLike,
-    op: ReduceOp,
-    value: Any,
-    axes: int | tuple[int, ...],
-    path: str,
-) -> Any:
-    """A plain value of each worker, which counts once for it."""
-    mesh = strategy.replica_mesh
-    array = jnp.asarray(value)
-    _check_axis(array, axes, path)
-    total = jnp.sum(array, axes) if axes != () else array
-    count = jnp.float32(_count(array, axes))
-    others = len(mesh.local_ids) - 1
-    totals = PerReplica([total] + [jnp.zeros_like(total)] * others)
-    counts = PerReplica([count] + [jnp.zeros_like(count)] * others)
-    return first_copy(run_on_parts(Combine(op), mesh, [totals, counts])[0])
-
-
 def _reduce_plain(strategy: StrategyLike, op: ReduceOp, value: Any, path: str) -> Any:
     mesh = strategy.replica_mesh
     if mesh is not None and mesh.is_shared:
-        return reduce_over_workers(strategy, op, value, (), path)
+        return reduce_over_workers(mesh, op, value, (), path)
     if op is ReduceOp.MEAN or strategy.num_replicas_in_sync == 1:
         return value
     raise ValueError(
@@ -161,36 +128,40 @@ def _reduce_plain(strategy: StrategyLike, op: ReduceOp, value: Any, path: str) -
     )
 
 
-def _reduce_along(
-    strategy: StrategyLike,
-    op: ReduceOp,
-    value: Any,
-    axis: int | Sequence[int],
-    path: str,
+def reduce_over_workers(
+    mesh: ReplicaMesh, op: ReduceOp, value: Any, axes: Axes, path: str
 ) -> Any:
-    axes = axis if isinstance(axis, int) else tuple(axis)
+    """A plain value of each worker, which counts once for it."""
+    array = jnp.asarray(value)
+    _check_axis(array, axes, path)
+    total = jnp.sum(array, axes) if axes != () else array
+    others = len(mesh.local_ids) - 1
+    totals = [total] + [jnp.zeros_like(total)] * others
+    return _combine(mesh, op, totals, [_count(array, axes)] + [0] * others)
+
+
+def _combine(mesh: ReplicaMesh, op: ReduceOp, totals: list[Any], counts: Any) -> Any:
+    counts = PerReplica(map(jnp.float32, counts))
+    return first_copy(run_on_parts(Combine(op), mesh, [PerReplica(totals), counts])[0])
+
+
+def _reduce_along(
+    strategy: StrategyLike, op: ReduceOp, value: Any, axes: Axes, path: str
+) -> Any:
     mesh = strategy.replica_mesh
     if mesh is None or mesh.size == 1:
-        array = jnp.asarray(only_part(value))
-        _check_axis(array, axes, path)
-        total = jnp.sum(array, axes)
-        return total if op is ReduceOp.SUM else total / _count(array, axes)
+        return _reduce_copies(op, jnp.asarray(only_part(value)), 1, axes, path)
     if not isinstance(value, ReplicaValues):
-        if mesh.is_shared and not _traced(value):
-            return reduce_over_workers(strategy, op, value, axes, path)
-        array = value if _traced(value) else mesh.mirror(jnp.asarray(value))
+        is_traced = isinstance(value, Tracer)
+        if mesh.is_shared and not is_traced:
+            return reduce_over_workers(mesh, op, value, axes, path)
+        array = value if is_traced else mesh.mirror(jnp.asarray(value))
         value = Mirrored.of(array, mesh)
+    if value.layout is Layout.MIRRORED:
+        return _reduce_copies(op, first_copy(value.array), mesh.size, axes, path)
     if value.layout is Layout.OWN:
         _check_axis(value.array, axes, path)
         return SumAlong(op, axes)([value.array])[0]
-    if value.layout is Layout.MIRRORED:
-        _check_axis(value.array, axes, path)
-        total = jnp.sum(first_copy(value.array), axes)
-        return (
-            total * mesh.size
-            if op is ReduceOp.SUM
-            else total / _count(value.array, axes)
-        )
     try:
         array, layout = join(value, mesh)
         shape = mesh.part_shape(layout, array.shape)
@@ -200,26 +171,29 @@ def _reduce_along(
         parts = [jnp.asarray(part) for part in value.values]
         for part in parts:
             _check_axis(part, axes, path)
-        totals = PerReplica(jnp.sum(part, axes) for part in parts)
-        counts = PerReplica(jnp.float32(_count(part, axes)) for part in parts)
-        _check_equal_shapes(strategy, totals, path, axes)
-        return first_copy(run_on_parts(Combine(op), mesh, [totals, counts])[0])
+        totals = [jnp.sum(part, axes) for part in parts]
+        _check_equal_shapes(strategy, PerReplica(totals), path, axes)
+        return _combine(mesh, op, totals, [_count(part, axes) for part in parts])
 
 
-def _count(array: Any, axes: int | tuple[int, ...]) -> int:
-    size = 1
-    for axis in (axes,) if isinstance(axes, int) else axes:
-        size *= array.shape[axis]
-    return size
+def _reduce_copies(op: ReduceOp, array: Any, copies: int, axes: Axes, path: str) -> Any:
+    """A reduction of an array that each of several replicas has."""
+    _check_axis(array, axes, path)
+    total = jnp.sum(array, axes)
+    return total * copies if op is ReduceOp.SUM else total / _count(array, axes)
 
 
-def _traced(value: Any) -> bool:
-    return isinstance(value, Tracer)
+def _each(axes: Axes) -> tuple[int, ...]:
+    return (axes,) if isinstance(axes, int) else axes
 
 
-def _check_axis(array: Any, axes: int | tuple[int, ...], path: str) -> None:
+def _count(array: Any, axes: Axes) -> int:
+    return math.prod(array.shape[axis] for axis in _each(axes))
+
+
+def _check_axis(array: Any, axes: Axes, path: str) -> None:
     ndim = len(array.shape)
-    for axis in (axes,) if isinstance(axes, int) else axes:
+    for axis in _each(axes):
         if not -ndim <= axis < ndim:
             raise ValueError(
                 f"`reduce(axis={axes})`: value{path} has shape {array.shape} on a replica, "
@@ -228,7 +202,7 @@ def _check_axis(array: Any, axes: int | tuple[int, ...], path: str) -> None:
 
 
 def _check_equal_shapes(
-    strategy: StrategyLike, value: ReplicaValues, path: str, axis: Any = None
+    strategy: StrategyLike, value: PerReplica, path: str, axis: Any = None
 ) -> None:
     if value.array is not None:
         return
@@ -258,3 +232,35 @@ def _check_equal_shapes(
             f"{rows}\nThis is usually a partial last batch. Pass `axis=0` to reduce over the "
             "examples too."
         )
+
+
+def gather_leaf(mesh: ReplicaMesh | None, value: Any, axis: int) -> Any:
+    """One leaf of `strategy.gather`."""
+    if isinstance(value, IndexedSlices):
+        raise NotImplementedError(
+            "`gather` takes arrays; gather the values and indices of IndexedSlices "
+            "one by one."
+        )
+    if isinstance(value, DistributedVariable):
+        value = value.copies()
+    if not isinstance(value, ReplicaValues):
+        if mesh is None or not mesh.is_shared:
+            return value
+        # The part of this worker's first replica; the others have no rows.
+        value = jnp.asarray(value)
+        check_gather_axis(value, axis)
+        nothing = lax.slice_in_dim(value, 0, 0, axis=axis % value.ndim)
+        value = PerReplica([value] + [nothing] * (len(mesh.local_ids) - 1))
+    return first_copy(gather_everywhere(mesh, value, axis))
+
+
+def gather_everywhere(mesh: ReplicaMesh | None, value: Any, axis: int) -> jax.Array:
+    """The parts of `value` joined along `axis`, on all replicas."""
+    if not isinstance(value, ReplicaValues):
+        value = PerReplica([value] * (mesh.size if mesh else 1))
+    first = value.array if value.layout is Layout.OWN else value.values[0]
+    first = first if hasattr(first, "ndim") else jnp.asarray(first)
+    check_gather_axis(first, axis)
+    if mesh is None or mesh.size == 1:
+        return jnp.asarray(first)
+    return gather_parts(value, mesh, axis % first.ndim)

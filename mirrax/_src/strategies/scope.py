@@ -6,8 +6,8 @@ import contextlib
 from typing import Any, Generic, Protocol, TypeVar
 
 from mirrax._src.base import context
-from mirrax._src.base.context import Context
 from mirrax._src.base.protocols import StrategyLike
+from mirrax._src.input.feeding import check_not_in_replica as check_not_in_replica
 
 _Face = TypeVar("_Face")
 
@@ -53,21 +53,18 @@ def enter_scope(strategy: StrategyLike) -> context.enter:
                 f"{here.strategy!r}. Scopes of different strategies cannot be nested: "
                 "leave the first one before."
             )
-    return context.enter(
-        Context(
-            strategy,
-            frame=here.frame,
-            compile_runs=here.compile_runs,
-            colocate_with=here.colocate_with,
-        )
-    )
+    return context.changed(strategy=strategy, replica=None, updating=None)
 
 
-def check_not_in_replica(what: str) -> None:
-    """Raises in a replica function, where data and values cannot be distributed."""
+def check_cross_replica(strategy: StrategyLike, what: str, advice: str) -> None:
+    """Raises in a replica, where `what` cannot be called, and in another's scope."""
+    if context.is_default():
+        return
     here = context.current()
-    if here.replica is not None and not context.is_default():
+    if here.replica is not None:
+        raise RuntimeError(f"`{what}` is called inside a replica function. {advice}")
+    if here.strategy is not strategy:
         raise RuntimeError(
-            f"`{what}` is called inside a replica function. Call it outside `run`, and pass "
-            "what it gives to the function."
+            f"`{what}` of {strategy!r} is called inside the scope of {here.strategy!r}. "
+            "Scopes of different strategies cannot be nested: leave the first one before."
         )

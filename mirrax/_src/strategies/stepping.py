@@ -13,7 +13,7 @@ from mirrax._src.base import context
 from mirrax._src.base.errors import OutOfRangeError, RunEagerly
 from mirrax._src.base.jax_compat import in_trace
 from mirrax._src.base.protocols import StrategyLike
-from mirrax._src.base.values import PyTree, UnevenError, is_leaf, is_numeric
+from mirrax._src.base.values import Args, Fn, PyTree, UnevenError, is_leaf, is_numeric
 from mirrax._src.engines.closures import FunctionCache
 from mirrax._src.engines.function import Function, functions_run_eagerly
 from mirrax._src.engines.loop import SlowInLoops, UnlikeSteps
@@ -35,11 +35,7 @@ class Step:
     loops: bool = True
 
     def loop(
-        self,
-        common: tuple[Any, ...],
-        elements: Sequence[Any],
-        count: int,
-        keep_all: bool,
+        self, common: Args, elements: Sequence[Any], count: int, keep_all: bool
     ) -> tuple[PyTree] | None:
         """The results of a loop over `elements`; None if they have to go one by one."""
         if not self.loops or len(elements) < count or functions_run_eagerly():
@@ -69,9 +65,7 @@ class Stepper:
         self._steps: dict[Any, Any] = {}
         self._stack = _Stacking(_stacked)
 
-    def run_steps(
-        self, fn: Callable[..., PyTree], iterator: Iterator[Any], steps: int
-    ) -> PyTree:
+    def run_steps(self, fn: Fn, iterator: Iterator[Any], steps: int) -> PyTree:
         """`strategy.run(fn, (element,))` for the next elements; the results, stacked."""
         step, common = self.step(fn, self._run_of)
         elements = take(iterator, steps)
@@ -85,8 +79,8 @@ class Stepper:
             return self._strategy.run(self._stack, results)
 
     def step(
-        self, fn: Callable[..., Any], make: Callable[[Function], _AnyStep], *kind: Any
-    ) -> tuple[_AnyStep, tuple[Any, ...]]:
+        self, fn: Fn, make: Callable[[Function], _AnyStep], *kind: Any
+    ) -> tuple[_AnyStep, Args]:
         """`fn` as a step, made once for each `kind`, and what all its steps share."""
         if functions_run_eagerly():
             return make(Function(fn)), ()
@@ -100,7 +94,7 @@ class Stepper:
         def replica(*args: Any) -> PyTree:
             return values_of(compiled.fn(*args))
 
-        def run(common: tuple[Any, ...], element: Any) -> PyTree:
+        def run(common: Args, element: Any) -> PyTree:
             return self._strategy.run(of_replica, (*common, element))
 
         replica.__name__ = run.__name__ = getattr(compiled, "__name__", "step")

@@ -15,6 +15,8 @@ from mirrax._src.base.jax_compat import Device, Tracer
 from mirrax._src.base.mesh import AXIS_NAME, Layout, ReplicaMesh
 from mirrax._src.base.reduce_op import ReduceOp, parse_reduce_op
 from mirrax._src.base.values import (
+    Fn,
+    Kwargs,
     Mirrored,
     PerReplica,
     PyTree,
@@ -28,21 +30,28 @@ from mirrax._src.base.values import (
 )
 from mirrax._src.collectives.programs import FirstProgram, first_of_all, run_on_parts
 from mirrax._src.engines.dispatch import run_replicas
-from mirrax._src.input.dataset import Dataset
-from mirrax._src.input.distributed import DistributedDataset
-from mirrax._src.input.feeding import distribute_dataset, distribute_from_function
-from mirrax._src.input.options import InputContext, InputOptions
-from mirrax._src.input.splitting import Share
+from mirrax._src.input.feeding import Feeding, check_not_in_replica
 from mirrax._src.state.distributed import DistributedVariable
 from mirrax._src.strategies.arguments import RunOptions, ValueContext, checked_run
 from mirrax._src.strategies.extended import StrategyExtended
-from mirrax._src.strategies.gathering import gather_everywhere, gather_leaf
-from mirrax._src.strategies.reducing import checked_axis, is_reducible, reduce_leaf
-from mirrax._src.strategies.scope import Scope, check_not_in_replica, enter_scope
+from mirrax._src.strategies.reducing import (
+    checked_axis,
+    gather_everywhere,
+    gather_leaf,
+    is_reducible,
+    reduce_leaf,
+)
+from mirrax._src.strategies.scope import Scope, check_cross_replica, enter_scope
 from mirrax._src.strategies.stepping import Stepper, check_not_traced
 
+_ALREADY = contextlib.nullcontext()
+_IN_REPLICAS = (
+    "It combines replicas, so it belongs outside `run`; inside use "
+    "`mx.distribute.get_replica_context().all_reduce` or `.merge_call`."
+)
 
-class Strategy:
+
+class Strategy(Feeding):
     """How computation is spread over devices: one replica of a function on each.
 
     Use `MirroredStrategy`, or `OneDeviceStrategy`; outside any scope `get_strategy()`
@@ -117,26 +126,9 @@ class Strategy:
         """What `scope` does when it is entered."""
         return enter_scope(self)
 
-    def check_may_enter(self, what: str) -> None:
-        """Raises in a replica, where `what` cannot be called, and in another's scope."""
-        if context.is_default():
-            return
-        here = context.current()
-        if here.replica is not None:
-            raise RuntimeError(
-                f"`{what}` is called inside a replica function. It combines replicas, so it "
-                "belongs outside `run`; inside use "
-                "`mx.distribute.get_replica_context().all_reduce` or `.merge_call`."
-            )
-        if here.strategy is not self:
-            raise RuntimeError(
-                f"`{what}` of {self!r} is called inside the scope of {here.strategy!r}. "
-                "Scopes of different strategies cannot be nested: leave the first one before."
-            )
-
     def entered(self, what: str) -> contextlib.AbstractContextManager[Any]:
         """The scope for methods that need it; not in a replica, nor in another's scope."""
-        self.check_may_enter(what)
+        check_cross_replica(self, what, _IN_REPLICAS)
         is_current = context.current().strategy is self
         return _ALREADY if is_current else self.enter_scope()
 
@@ -144,9 +136,9 @@ class Strategy:
 
     def run(
         self,
-        fn: Callable[..., PyTree],
+        fn: Fn,
         args: Sequence[Any] = (),
-        kwargs: dict[str, Any] | None = None,
+        kwargs: Kwargs | None = None,
         options: RunOptions | None = None,
     ) -> PyTree:
         """Calls `fn` once for each replica and merges what they return.
@@ -174,14 +166,12 @@ class Strategy:
             args = checked_run(fn, args, options)
         here = context.current()
         if here.strategy is not self or here.replica is not None:
-            self.check_may_enter("run")
+            check_cross_replica(self, "run", _IN_REPLICAS)
         return self._run(fn, args, kwargs or {}, here)
 
     _run = run_replicas
 
-    def run_steps(
-        self, fn: Callable[..., PyTree], iterator: Iterator[Any], steps: int
-    ) -> PyTree:
+    def run_steps(self, fn: Fn, iterator: Iterator[Any], steps: int) -> PyTree:
         """Runs `fn` on the next `steps` elements: many steps, one compiled program.
 
         >>> strategy = mx.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
@@ -216,10 +206,7 @@ class Strategy:
             return self.stepper.run_steps(fn, iterator, steps)
 
     def experimental_run_v2(
-        self,
-        fn: Callable[..., PyTree],
-        args: Sequence[Any] = (),
-        kwargs: dict[str, Any] | None = None,
+        self, fn: Fn, args: Sequence[Any] = (), kwargs: Kwargs | None = None
     ) -> PyTree:
         """The name of `run` in TensorFlow 2.0."""
         warn_renamed("experimental_run_v2", "run")
@@ -272,15 +259,12 @@ class Strategy:
         """
         op = parse_reduce_op(reduce_op)
         axis = checked_axis(axis)
+
+        def reduce_one(path: Any, leaf: Any) -> Any:
+            return reduce_leaf(self, op, leaf, axis, jax.tree_util.keystr(path))
+
         with self.entered("reduce"):
-            flat, tree = jax.tree_util.tree_flatten_with_path(
-                value, is_leaf=is_reducible
-            )
-            reduced = [
-                reduce_leaf(self, op, leaf, axis, jax.tree_util.keystr(path))
-                for path, leaf in flat
-            ]
-            return jax.tree.unflatten(tree, reduced)
+            return jax.tree.map_with_path(reduce_one, value, is_leaf=is_reducible)
 
     def gather(self, value: PyTree, axis: int) -> PyTree:
         """The replicas' values joined along `axis`; their lengths there may differ.
@@ -299,78 +283,6 @@ class Strategy:
     def gather_everywhere(self, value: Any, axis: int) -> jax.Array:
         """The parts of `value` joined along `axis`, on all replicas."""
         return gather_everywhere(self.replica_mesh, value, axis)
-
-    # Input ---------------------------------------------------------------------------
-
-    @property
-    def input_share(self) -> Share:
-        """This worker's replicas among all, for those who divide data."""
-        return Share(1, 0, self.num_replicas_in_sync)
-
-    def experimental_distribute_dataset(
-        self, dataset: Any, options: InputOptions | None = None
-    ) -> DistributedDataset:
-        """A dataset of global batches, each split over the replicas and on their devices.
-
-        >>> strategy = mx.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
-        >>> dataset = mx.data.Dataset.range(6).batch(4)
-        >>> for batch in strategy.experimental_distribute_dataset(dataset):
-        ...     print(batch)
-        PerReplica:{
-          0: Array([0, 1], dtype=int32),
-          1: Array([2, 3], dtype=int32)
-        }
-        PerReplica:{
-          0: Array([4], dtype=int32),
-          1: Array([5], dtype=int32)
-        }
-
-        Batch the dataset by the global batch size. The batches are copied ahead in the
-        background. `explain()` of the result tells who gets what.
-
-        Args:
-            dataset: An `mx.data.Dataset`, or whatever `mx.data.as_dataset` takes.
-            options: An `mx.distribute.InputOptions`.
-        """
-        check_not_in_replica("experimental_distribute_dataset")
-        return distribute_dataset(dataset, self.input_share, self.replica_mesh, options)
-
-    def distribute_datasets_from_function(
-        self,
-        dataset_fn: Callable[[InputContext], Any],
-        options: InputOptions | None = None,
-    ) -> DistributedDataset:
-        """The dataset that `dataset_fn(input_context)` makes; each replica takes a batch.
-
-        It is called once, here. Batch by the size for one replica,
-        `input_context.get_per_replica_batch_size(global_batch_size)`, and shard by
-        `input_context.input_pipeline_id`: nothing is split or divided any more.
-        """
-        check_not_in_replica("distribute_datasets_from_function")
-        return distribute_from_function(
-            dataset_fn, self.input_share, self.replica_mesh, options
-        )
-
-    def experimental_distribute_datasets_from_function(
-        self,
-        dataset_fn: Callable[[InputContext], Any],
-        options: InputOptions | None = None,
-    ) -> DistributedDataset:
-        """The older name of `distribute_datasets_from_function`."""
-        warn_renamed(
-            "experimental_distribute_datasets_from_function",
-            "distribute_datasets_from_function",
-        )
-        return self.distribute_datasets_from_function(dataset_fn, options)
-
-    def experimental_make_numpy_dataset(self, numpy_input: PyTree) -> Dataset:
-        """The rows of a copy of arrays in memory, as a dataset.
-
-        Args:
-            numpy_input: Arrays of the same length, in any structure; a list is stacked.
-        """
-        check_not_in_replica("experimental_make_numpy_dataset")
-        return self.extended.experimental_make_numpy_dataset(numpy_input)
 
     # Values --------------------------------------------------------------------------
 
@@ -435,12 +347,15 @@ class Strategy:
         Pass the result to `run` and return the new state from there; `mx.function(step,
         donate_argnums=0)` reuses its memory.
         """
-        if self.replica_mesh is None:
-            return jax.tree.map(_own_array, tree)
         mesh = self.replica_mesh
 
         def mirror(x: Any) -> Any:
-            whole = mesh.mirror(_own_array(x))
+            # A copy of its own, so that donating the state never takes the user's array. A
+            # number gets the dtype for good: every step must see the type of the last one.
+            array = jnp.array(x, dtype=jnp.asarray(x).dtype, copy=True)
+            if mesh is None:
+                return array
+            whole = mesh.mirror(array)
             return Mirrored.of(whole, mesh) if mesh.size > 1 else first_copy(whole)
 
         return jax.tree.map(mirror, tree)
@@ -476,14 +391,3 @@ class Strategy:
     def initial_on_all_workers(self, array: jax.Array) -> jax.Array:
         """The initial value of a variable: the same on all workers."""
         return array
-
-
-_ALREADY = contextlib.nullcontext()
-
-
-def _own_array(x: Any) -> jax.Array:
-    """A copy of its own, so that donating the state never takes the user's array.
-
-    A number gets the dtype for good: a step must not see another type than the last one.
-    """
-    return jnp.array(x, dtype=jnp.asarray(x).dtype, copy=True)
