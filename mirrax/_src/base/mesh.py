@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import functools
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -36,6 +37,17 @@ class Layout(enum.Enum):
 
     # By identity, as members compare; the default hashes the name, and programs are looked up often.
     __hash__ = object.__hash__
+
+
+# JAX puts together an array's shards when they are first asked for, and keeps what two threads
+# have put together at the same time: too many.
+_putting_together = threading.Lock()
+
+
+def shards_of(array: jax.Array) -> Sequence[Any]:
+    """The shards of `array` on this worker, in the order of its mesh."""
+    with _putting_together:
+        return array.addressable_shards
 
 
 @dataclass(frozen=True)
@@ -134,7 +146,7 @@ class ReplicaMesh:
         if value.sharding.device_set == {device}:
             return value
         if value.is_fully_replicated:
-            for shard in value.addressable_shards:
+            for shard in shards_of(value):
                 if shard.device == device:
                     return shard.data
         return jax.device_put(value, device)

@@ -20,7 +20,7 @@ from mirrax._src.base import context
 from mirrax._src.base.arraylike import ArrayLike
 from mirrax._src.base.errors import RunEagerly
 from mirrax._src.base.jax_compat import Device, Tracer, uncommitted
-from mirrax._src.base.mesh import AXIS_NAME, Layout, ReplicaMesh
+from mirrax._src.base.mesh import AXIS_NAME, Layout, ReplicaMesh, shards_of
 
 PyTree = Any
 # A user's function, and what it is called with.
@@ -135,7 +135,7 @@ class PerReplica(ReplicaValues):
             shape = mesh.part_shape(layout, array.shape)
             rows = array.reshape(mesh.size, *shape)
             return tuple(rows[i] for i in mesh.local_ids)
-        parts = [shard.data for shard in array.addressable_shards]
+        parts = [shard.data for shard in shards_of(array)]
         if mesh.has_row(layout):
             parts = map(_drop_axis, parts)
         return tuple(map(uncommitted, parts))
@@ -264,7 +264,7 @@ def check_alive(array: Any, kind: str = "array") -> None:
 def copies_of(array: jax.Array) -> tuple[jax.Array, ...]:
     """A global array's buffers on this worker, in the order of the mesh; no copies."""
     # Not `addressable_data(i)`, which gives device 0's buffer of a replicated array always.
-    return tuple(uncommitted(shard.data) for shard in array.addressable_shards)
+    return tuple(uncommitted(shard.data) for shard in shards_of(array))
 
 
 def first_copy(array: Any) -> Any:

@@ -34,7 +34,6 @@ from mirrax._src.engines.jaxprs import (
     live_equations,
     variables_of,
 )
-from mirrax._src.engines.program import lies_on
 from mirrax._src.engines.staged import Trace
 
 Equations = tuple[Any, ...]
@@ -62,13 +61,6 @@ class Cut:
     consts: Sequence[Any]
     segments: Sequence[Segment]
     exchanges: Sequence[Equations]
-
-    def layouts_match(self) -> bool:
-        """Whether the variables lie on the mesh as they did when this was traced."""
-        return all(
-            v.in_one_array()[1] is layout or not lies_on(v, self.trace.mesh)
-            for v, layout in self.trace.reads.items()
-        )
 
     @functools.cached_property
     def ways(self) -> list[int]:

@@ -54,6 +54,7 @@ from mirrax._src.state.variable import Variable
 _Ints = int | Sequence[int]
 _Names = str | Sequence[str]
 _WARN_AFTER = 5
+_MOST_TRIES = 100
 _run_eagerly = False
 
 
@@ -185,7 +186,8 @@ class Function:
         strategy = here.strategy
         if here.replica is not None and strategy.num_replicas_in_sync > 1:
             return self._call_in_replica(here, args, kwargs)
-        last = self._last.get((strategy, "call"))
+        place = (strategy, "call", here.replica is None, here.updating)
+        last = self._last.get(place)
         if last is not None:
             try:
                 return last.call_again(args, kwargs)
@@ -198,7 +200,7 @@ class Function:
             call = sort_arguments(args, kwargs, mesh, tell_mirrored=True)
             fn, signature, arrays = self._thawing_fn(), call.signature, call.arrays
             return self._execute(
-                (strategy, "call"),
+                place,
                 mesh,
                 call,
                 lambda: trace_call(fn, signature, arrays, mesh),
@@ -311,9 +313,9 @@ class Function:
     ) -> PyTree:
         """Finds or makes the program for `call`, and runs it."""
         avals = tuple(map(abstract, call.arrays))
-        key = ((place, mesh), call.signature, avals)
+        key = ((place, mesh, _settings()), call.signature, avals)
         candidates = self._programs.setdefault(key, [])
-        while True:
+        for _ in range(_MOST_TRIES):
             program = next((p for p in candidates if p.layouts_match()), None)
             if program is None:
                 traced = until_no_new_variables(trace, self.fn)
@@ -324,11 +326,16 @@ class Function:
                     program.watch(label)
                 self.note_trace(key)
                 candidates.append(program)
-            self._last[place] = program
             try:
-                return program.compile_and_call(call)
+                result = program.compile_and_call(call)
             except SignatureChanged:
-                pass  # another thread has laid out a variable otherwise since
+                continue  # another thread has laid out a variable otherwise since
+            self._last[place] = program
+            return result
+        raise RuntimeError(
+            f"{self!r} was not run: other threads change all the time whether the copies of its "
+            "variables are the same on all replicas. Let one thread assign them."
+        )
 
     # Static arguments ------------------------------------------------------------------
 
@@ -360,9 +367,10 @@ class Function:
     def _owner(self, signature: Signature) -> Any:
         """The object whose method this is, if it is one."""
         first = signature.kinds[0] if signature.kinds else None
-        if isinstance(first, Static) and self in vars(type(first.value)).values():
-            return first
-        return None
+        if not isinstance(first, Static):
+            return None
+        members = vars(type(first.value)).values()
+        return first if any(member is self for member in members) else None
 
     # Why it was traced again -----------------------------------------------------------
 
@@ -382,6 +390,17 @@ class Function:
             "pass changing numbers as arrays or plain numbers, keep shapes the same (pad, "
             "or drop the last batch), and avoid new objects as arguments."
         )
+
+
+def _settings() -> tuple[Any, ...]:
+    """JAX's settings that a program is built for."""
+    names = (
+        "enable_x64",
+        "default_matmul_precision",
+        "numpy_dtype_promotion",
+        "debug_nans",
+    )
+    return tuple(getattr(jax.config, f"jax_{name}") for name in names)
 
 
 def _is_data(leaf: Any) -> bool:

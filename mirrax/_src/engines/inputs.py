@@ -12,14 +12,13 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 import jax
+import numpy as np
 
-from mirrax._src.base.jax_compat import ConcreteArray
 from mirrax._src.base.mesh import Layout, ReplicaMesh
 from mirrax._src.base.values import Mirrored, PerReplica, is_leaf
 from mirrax._src.engines.arguments import Kind, Static
 
 _flatten = jax.tree_util.tree_flatten
-_is_deleted = ConcreteArray.is_deleted
 
 
 class SignatureChanged(BaseException):
@@ -44,8 +43,9 @@ def choose_input(
     argument: Any, leaves: Sequence[Any], kinds: Sequence[Kind], must_look: bool
 ) -> Input | None:
     """How to take arguments like `argument`; None if JAX takes them as they come."""
-    is_plain = all(kind is Layout.PLAIN for kind in kinds)
-    if is_plain and not must_look and not any(map(is_leaf, leaves)):
+    # A boolean is static, but JAX takes it for the array that it was called with before.
+    needs_a_look = any(is_leaf(x) or getattr(x, "dtype", 0) == np.bool_ for x in leaves)
+    if all(k is Layout.PLAIN for k in kinds) and not must_look and not needs_a_look:
         return None
     is_whole = (
         isinstance(argument, PerReplica | Mirrored) and argument.array is not None
@@ -66,7 +66,8 @@ class _Value:
             type(argument) is not self._type
             or argument.layout is not self._layout
             or argument.mesh is not self._mesh
-            or _is_deleted(argument.array)
+            or argument.array is None
+            or argument.array.is_deleted()
         ):
             raise SignatureChanged
         return argument.array
@@ -88,6 +89,8 @@ class _Tree:
             for i, leaf in numbered
             if type(leaf) is PerReplica
         ]
+        arrays = jax.Array | Mirrored | PerReplica
+        self._arrays = [i for i, leaf in numbered if isinstance(leaf, arrays)]
         self._static = [(i, k) for i, k in enumerate(kinds) if isinstance(k, Static)]
         self._dynamic = [i for i, k in enumerate(kinds) if isinstance(k, Layout)]
         self.num_arrays = len(self._dynamic)
@@ -111,15 +114,13 @@ class _Tree:
             if value.layout is not layout or value.mesh is not mesh:
                 raise SignatureChanged
             leaves[i] = value.array
-        if self._static:
-            for i, kind in self._static:
-                if kind != Static(leaves[i]):
-                    raise SignatureChanged
-            leaves = [leaves[i] for i in self._dynamic]
-        for array in leaves:
-            if array is None or (type(array) is ConcreteArray and array.is_deleted()):
+        for i in self._arrays:
+            if leaves[i] is None or leaves[i].is_deleted():
                 raise SignatureChanged  # the long way puts it together, or says what is wrong
-        return leaves
+        for i, kind in self._static:
+            if kind != Static(leaves[i]):
+                raise SignatureChanged
+        return [leaves[i] for i in self._dynamic] if self._static else leaves
 
     def packed(self, arrays: list[Any]) -> Any:
         return arrays

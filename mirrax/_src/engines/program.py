@@ -32,13 +32,13 @@ from mirrax._src.state.distributed import DistributedVariable
 from mirrax._src.state.variable import Home, Variable, lost, shared
 
 _TWICE = (
-    "An array is donated twice: it appears twice among the arguments that `donate_argnums` "
-    "names. Copy it first, `jnp.copy(x)`."
+    "An array is donated twice: one that `donate_argnums` names appears a second time among the "
+    "arguments. Copy it first, `jnp.copy(x)`."
 )
 _MIXED = (
-    "A compiled function uses values or variables of strategies with different devices, which "
-    "cannot be one program. Call it for each strategy, or run that part outside `mx.function`. "
-    "JAX says: {}"
+    "A compiled function uses values or variables that lie on different devices, of different "
+    "strategies perhaps, which cannot be one program. Call it for each strategy, or run that "
+    "part outside `mx.function`. JAX says: {}"
 )
 
 
@@ -55,6 +55,14 @@ def one_copy_of(variable: Variable) -> jax.Array:
     """The value of a variable that has one, whatever strategy made it."""
     stored = variable.stored
     return stored.values[0] if isinstance(stored, PerReplica) else first_copy(stored)
+
+
+def layouts_match(trace: Trace) -> bool:
+    """Whether variables lie on the mesh as they did when a function was traced."""
+    return all(
+        v.in_one_array()[1] is layout or not lies_on(v, trace.mesh)
+        for v, layout in trace.reads.items()
+    )
 
 
 class Program:
@@ -79,6 +87,7 @@ class Program:
             choose_input(*argument, is_spread or self._moves)
             for argument in call.arguments()
         ]
+        self._is_spread = is_spread
         self._looks = any(taken is not None for taken in self._inputs)
         self._num_args = len(self._inputs) - bool(call.kwargs)
         self._is_bare = trace.bare_tree is not None
@@ -94,7 +103,7 @@ class Program:
         self._handed_on = frozenset(v.number for v in trace.handed_on())
         self._home = Home([])
         self._home.is_whole = False
-        self._sealed = False
+        self._sealed = True  # JAX may not trace it again, but in `compile_and_call`
         self._label = ""
         self._smallest: int | None = None
         self._donate = [i for i in donate if i < self._num_args]
@@ -115,10 +124,7 @@ class Program:
 
     def layouts_match(self) -> bool:
         """Whether the variables lie on the mesh as they did when this was traced."""
-        return all(
-            v.in_one_array()[1] is layout or not lies_on(v, self._trace.mesh)
-            for v, layout in self._trace.reads.items()
-        )
+        return layouts_match(self._trace)
 
     # Calling -------------------------------------------------------------------------
 
@@ -138,6 +144,8 @@ class Program:
         if self._looks:
             kinds = self._inputs
             inputs = [x if k is None else k.take(x) for k, x in zip(kinds, given)]
+        if self._donate and self._is_spread:  # one device finds out by itself
+            self._check_donated(inputs)
         results = self._run(inputs)
         if self._is_bare:
             return results
@@ -161,9 +169,7 @@ class Program:
                 for a, layout in zip(arrays, layouts)
             ]
         inputs = self._as_inputs(arrays)
-        donated = [id(a) for i in self._donate for a in jax.tree.leaves(inputs[i])]
-        if len(set(donated)) < len(donated):
-            raise ValueError(_TWICE)
+        self._check_donated(inputs)
         try:
             results = self._run(inputs, may_trace=True)
         except ValueError as error:
@@ -171,6 +177,15 @@ class Program:
                 raise ValueError(_MIXED.format(error)) from None
             raise
         return results if self._is_bare else self._trace.result(results, call.given)
+
+    def _check_donated(self, inputs: Sequence[Any]) -> None:
+        """Raises if an array that is given up is also given in another place."""
+        if not self._donate:
+            return
+        ids = [list(map(id, jax.tree.leaves(x))) for x in inputs]
+        donated = {number for i in self._donate for number in ids[i]}
+        if sum(number in donated for each in ids for number in each) > len(donated):
+            raise ValueError(_TWICE)
 
     def _as_inputs(self, arrays: Sequence[Any]) -> list[Any]:
         """The arrays of all arguments as the compiled function takes them."""
@@ -204,7 +219,10 @@ class Program:
             if self._trace.spanning:
                 kept = [*kept, *self._trace.spanning]
             launch = self._launch_watched if self._label else self._launch
-            written, results = launch(reused, kept, inputs)
+            try:
+                written, results = launch(reused, kept, inputs)
+            finally:
+                self._sealed = True
         after_launch(written or results)
         return results
 
@@ -225,7 +243,6 @@ class Program:
             else:
                 self._explain(error, reused)
             raise
-        self._sealed = True
         return done[0]
 
     def _launch_watched(self, *inputs: Any) -> tuple[list[jax.Array], Any]:

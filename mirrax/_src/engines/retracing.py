@@ -11,7 +11,7 @@ from mirrax._src.engines.arguments import Frozen, Static
 def explain_change(old: Any, new: Any) -> str:
     """What is different in the key of a trace (place, signature, shapes)."""
     if old is None or old[0] != new[0]:
-        return "it runs under another strategy"
+        return "it runs under another strategy, or with other settings of JAX"
     signature, avals = new[1:]
     if old[1].tree != signature.tree:
         return f"the structure of the arguments changed from {old[1].tree} to {signature.tree}"

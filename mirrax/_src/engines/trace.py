@@ -33,6 +33,7 @@ from mirrax._src.base.values import (
 )
 from mirrax._src.engines.arguments import Signature, is_apart, sort_arguments
 from mirrax._src.engines.jaxprs import invariant_outputs, only_used
+from mirrax._src.engines.program import lies_on
 from mirrax._src.engines.replica_context import SpmdReplicaContext
 from mirrax._src.engines.staged import Out, Trace, wrapped
 from mirrax._src.state.frame import Frame
@@ -71,7 +72,7 @@ def trace_replica(
     mesh = strategy.replica_mesh
     who = who or f"the one program for all {strategy.num_replicas_in_sync} replica(s)"
     variables = {
-        v: _layout_in(v, parent) if v.strategy is strategy else Layout.PLAIN
+        v: _layout_in(v, parent) if lies_on(v, mesh) else Layout.PLAIN
         for v in usable_variables(strategy)
     }
     layouts = signature.layouts()
@@ -153,7 +154,7 @@ def run_in_trace(
     traced = trace_replica(
         strategy, fn, call.signature, avals, is_update=is_update, parent=parent
     )
-    values = [_array_in(v, parent, strategy) for v in traced.reads]
+    values = [_array_in(v, parent, mesh) for v in traced.reads]
     results, written = traced.apply(values, call.arrays, traced.closed.consts)
     for (variable, layout), array in zip(traced.writes.items(), written):
         if parent is None:
@@ -300,9 +301,9 @@ def _layout_in(variable: Variable, parent: Frame | None) -> Layout:
     return _laid_out(variable, parent.look_up(variable))[1]
 
 
-def _array_in(variable: Variable, parent: Frame | None, strategy: StrategyLike) -> Any:
+def _array_in(variable: Variable, parent: Frame | None, mesh: ReplicaMesh) -> Any:
     value = variable.stored if parent is None else parent.read(variable)
-    if isinstance(value, PerReplica) and variable.strategy is not strategy:
+    if isinstance(value, PerReplica) and not lies_on(variable, mesh):
         return value.values[0]
     return _laid_out(variable, value)[0]
 

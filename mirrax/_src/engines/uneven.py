@@ -44,7 +44,7 @@ from mirrax._src.engines.arguments import Kind, Signature, Static
 from mirrax._src.engines.cutting import Cut, Equations, cut_trace, equal_outputs
 from mirrax._src.engines.eager import run_eagerly
 from mirrax._src.engines.jaxprs import is_combining
-from mirrax._src.engines.program import lies_on, one_copy_of
+from mirrax._src.engines.program import layouts_match, lies_on, one_copy_of
 from mirrax._src.engines.trace import trace_replica, until_no_new_variables
 from mirrax._src.state.variable import shared
 
@@ -93,7 +93,7 @@ def _cut(
     """The function for one replica's shapes; traced if it has not been yet."""
     known = function.cuts.setdefault((strategy, signature, avals), [])
     for cut in known:
-        if cut.layouts_match():
+        if layouts_match(cut.trace):
             return cut
     who = strategy.replica_mesh.describe(replica_id)
     options = {"mode": Mode.UNEVEN, "may_forward": False, "who": who}

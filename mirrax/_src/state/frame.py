@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import threading
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from mirrax._src.base.errors import warn_user
@@ -28,6 +29,23 @@ _WARN_AFTER = 20  # stale reads
 # How often plain Python has read a variable, by its number, inside a function that JAX traces,
 # and so JAX may have kept a trace with the variable's value in it.
 _stale_reads: Counter[int] = Counter()
+
+
+_seats: set[int] = set()
+_seating = threading.Lock()
+
+
+@contextlib.contextmanager
+def _seated() -> Iterator[int]:
+    """A number that no other eager frame has at the moment; nearly always 0."""
+    with _seating:
+        seat = next(i for i in itertools.count() if i not in _seats)
+        _seats.add(seat)
+    try:
+        yield seat
+    finally:
+        with _seating:
+            _seats.discard(seat)
 
 
 class Frame:
@@ -58,10 +76,12 @@ class Frame:
     def __enter__(self) -> Frame:
         if self.mode.is_traced:
             self._forget_traces()
-        elif _stale_reads:
-            # Plain Python keeps what JAX has compiled for single operations, unless a
-            # trace in there has a variable's old value.
-            self._caches.enter_context(fresh_traces(("eager", _stale_reads.total())))
+        else:
+            # Plain Python keeps what JAX has compiled for single operations, unless a trace
+            # in there has a variable's old value, or one of another frame that is active.
+            seat = self._caches.enter_context(_seated())
+            traces = ("eager", seat, _stale_reads.total())
+            self._caches.enter_context(fresh_traces(traces))
         return self
 
     def __exit__(self, *error: Any) -> None:

@@ -99,6 +99,8 @@ class VariableSpec:
                     "A variable needs an `initial_value`: an array, a number or a "
                     "function without arguments that returns one."
                 )
+            if isinstance(value, np.ndarray):  # whose memory JAX may take over on CPUs
+                value = value.copy()
             # With the dtype written out a Python number loses its weak type.
             return jnp.asarray(value, dtype=self.dtype or jnp.asarray(value).dtype)
 
@@ -189,33 +191,30 @@ class Variable(ArrayLike, Atom, metaclass=_VariableType):
         found = self.home.arrays[self._slot]
         if not self._layout.is_split:
             return found
-        if self._view is None or self._view.array is not found:
+        view = self._view
+        if view is None or view.array is not found:
             mesh = self.strategy.replica_mesh
-            self._view = PerReplica.of(found, mesh, self._layout)
-        return self._view
+            view = self._view = PerReplica.of(found, mesh, self._layout)
+        return view
 
     @stored.setter
     def stored(self, value: Any) -> None:
-        self._leave()
-        self.home, self._slot, self._layout = Home([value]), 0, type(self)._layout
+        self.move_to(Home([value]), 0, type(self)._layout)
 
     def move_to(self, home: Home, slot: int, layout: Layout) -> None:
         """Has the variable live where a program puts its array, so laid out."""
-        if self.home is not home:
-            self._leave()
-        self.home, self._slot = home, slot
+        old, place = self.home, self._slot
+        self.home, self._slot, self._view = home, slot, None
         self._layout = layout if layout.is_split else type(self)._layout
-
-    def _leave(self) -> None:
-        """Leaves nothing behind that would be kept alive."""
-        self.home.is_whole, self.home.arrays[self._slot] = False, None
+        if old is not home:  # nothing is left behind that would be kept alive
+            old.is_whole, old.arrays[place] = False, None
 
     def replace_array(self, array: jax.Array, layout: Layout) -> None:
         """Puts `array` in the place of an equal one."""
         if isinstance(self.home.arrays[self._slot], PerReplica):
             self.move_to(Home([array]), 0, layout)
         else:
-            self.home.arrays[self._slot] = array
+            self.home.arrays[self._slot], self._view = array, None
 
     def in_one_array(self) -> tuple[jax.Array, Layout]:
         """What is stored as a program takes it, and how that lies on the mesh."""
@@ -413,6 +412,7 @@ OrdinaryVariable.__name__ = OrdinaryVariable.__qualname__ = "Variable"
 def _forget(number: int) -> None:
     _all.pop(number, None)
     shared.discard(number)
+    lost.discard(number)
 
 
 def _fits(source: Any, target: Any) -> bool:
