@@ -88,8 +88,8 @@ def _call(fn: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, Any]:
     """What `fn` returns, and how often this worker has met the others so far."""
     strategy = own_strategy()
     result = _call_on(strategy, fn, args)
-    assert strategy.replica_mesh is not None
-    return result, (launches.last.count, dict(strategy.replica_mesh.cluster._counts))
+    cluster: Any = strategy.replica_mesh.cluster
+    return result, (launches.last.count, dict(cluster._counts))
 
 
 def _call_on(strategy: Any, fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:

@@ -59,7 +59,7 @@ class ReplicaMesh:
     """
 
     devices: tuple[Device, ...]
-    # None on one worker; asked only where `is_shared`.
+    # None on one worker; asked only where `spans_workers`.
     cluster: ClusterLike = field(default=None, compare=False, repr=False)  # type: ignore[assignment]
 
     @property
@@ -120,7 +120,7 @@ class ReplicaMesh:
         )
 
     @functools.cached_property
-    def is_shared(self) -> bool:
+    def spans_workers(self) -> bool:
         """Whether other workers have replicas, too."""
         return len(self.local_ids) < self.size
 
@@ -132,7 +132,7 @@ class ReplicaMesh:
         """`value` with a copy on every device."""
         if isinstance(value, jax.Array) and value.sharding == self.mirrored:
             return value
-        if self.is_shared:
+        if self.spans_workers:
             # JAX would compare the value on all workers each time.
             copies = [jax.device_put(value, device) for device in self.local_devices]
             return self.join(copies, mirrored=True)
@@ -164,17 +164,19 @@ class ReplicaMesh:
     def describe(self, replica_id: int) -> str:
         """A replica for messages: `replica 1 (CPU:1)`, `replica 1 (CPU:0 of worker 1)`."""
         device = self.devices[replica_id]
-        worker = f" of worker {device.process_index}" if self.is_shared else ""
+        worker = f" of worker {device.process_index}" if self.spans_workers else ""
         return f"replica {replica_id} ({device_name(device)}{worker})"
 
     def equal_shapes(self, part: Any) -> tuple[Any, ...] | None:
         """Every replica's shape and dtype where they are known to be those of `part`."""
-        return ((part.shape, part.dtype.name),) * self.size if self.is_shared else None
+        return (
+            ((part.shape, part.dtype.name),) * self.size if self.spans_workers else None
+        )
 
     def agreed_shapes(self, parts: Sequence[Any]) -> tuple[Any, ...]:
         """The shape and dtype of every replica's part, from this worker's own ones."""
         own = [(p.shape, p.dtype.name) for p in parts]
-        if not self.is_shared:
+        if not self.spans_workers:
             return tuple(own)
         found = self.cluster.agree("the shapes of a per-replica value", own)
         return tuple((tuple(shape), dtype) for each in found for shape, dtype in each)

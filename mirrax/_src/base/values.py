@@ -128,7 +128,7 @@ class PerReplica(ReplicaValues):
             return _all_own_parts(array, len(mesh.local_ids) if mesh else 1)
         assert mesh is not None
         if isinstance(array, Tracer):
-            if mesh.is_shared:
+            if mesh.spans_workers:
                 raise RunEagerly(
                     "one worker's part of a value, in code for all workers"
                 )
@@ -320,7 +320,7 @@ def _join_concrete(
 ) -> tuple[jax.Array, Layout]:
     arrays = [to_device(p, device) for p, device in zip(parts, mesh.local_devices)]
     shapes = [(a.shape, a.dtype) for a in arrays]
-    if isinstance(value, PerReplica) and mesh.is_shared:
+    if isinstance(value, PerReplica) and mesh.spans_workers:
         if value.shapes is None:
             value.shapes = mesh.agreed_shapes(arrays)
         shapes = value.shapes
@@ -336,7 +336,7 @@ def _join_concrete(
 
 
 def _join_traced(parts: Sequence[Any], mesh: ReplicaMesh) -> tuple[jax.Array, Layout]:
-    if mesh.is_shared:
+    if mesh.spans_workers:
         raise RunEagerly("parts of one worker, in code for all workers")
     arrays = [jnp.asarray(part) for part in parts]
     if any(a.shape != arrays[0].shape or a.dtype != arrays[0].dtype for a in arrays):
@@ -423,11 +423,11 @@ def regroup(
     results: Sequence[PyTree],
     describe: Callable[[int], str],
     merge_leaves: Callable[[tuple[Any, ...]], Any],
-    may_share: Callable[[Any], bool] = lambda _: True,
+    may_stay_one: Callable[[Any], bool] = lambda _: True,
 ) -> PyTree:
     """Replicas' results of one structure as one result whose leaves are distributed.
 
-    An object that all replicas share comes back as itself, if `may_share` says so.
+    An object that all replicas share comes back as itself, if `may_stay_one` says so.
     """
     flat = [jax.tree.flatten(r, is_leaf=is_leaf) for r in results]
     leaves, tree = flat[0]
@@ -441,7 +441,7 @@ def regroup(
             )
     merged = [
         parts[0]
-        if all(p is parts[0] for p in parts) and may_share(parts[0])
+        if all(p is parts[0] for p in parts) and may_stay_one(parts[0])
         else merge_leaves(parts)
         for parts in zip(*(f[0] for f in flat))
     ]

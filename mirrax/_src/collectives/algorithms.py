@@ -74,8 +74,8 @@ class _ProgramOps(CrossDeviceOps):
         """Which arrays travel together."""
         if options.bytes_per_pack:
             size = options.bytes_per_pack
-            return PackLimits(size, size, num_arrays, mesh.is_shared)
-        return BETWEEN_WORKERS if mesh.is_shared else PackLimits()
+            return PackLimits(size, size, num_arrays, mesh.spans_workers)
+        return BETWEEN_WORKERS if mesh.spans_workers else PackLimits()
 
     def reduce_in_program(self, array: jax.Array, mesh: ReplicaMesh) -> jax.Array:
         """The sum of all replicas' `array`, computed inside the replicas' program."""
@@ -102,7 +102,7 @@ def _is_gathered(array: jax.Array, mesh: ReplicaMesh) -> bool:
     """
     size = array.size * array.dtype.itemsize
     is_little = mesh.size == 2 or size * (mesh.size - 1) <= _MOST_BYTES_TO_GATHER
-    return mesh.is_shared and mesh.devices[0].platform == "cpu" and is_little
+    return mesh.spans_workers and mesh.devices[0].platform == "cpu" and is_little
 
 
 class _PackedAllReduce(_ProgramOps):

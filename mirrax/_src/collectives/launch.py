@@ -33,7 +33,7 @@ def launch(
     arrays = [array for array, _ in joined]
     rows = tuple(mesh.has_row(layout) for _, layout in joined)
     # Inside a function that is being traced it is a part of that one's program.
-    is_own = mesh.is_shared and not any(isinstance(a, Tracer) for a in arrays)
+    is_own = mesh.spans_workers and not any(isinstance(a, Tracer) for a in arrays)
     with launching:
         compiled = _compiled(program, mesh, rows, specs)
         if is_own:

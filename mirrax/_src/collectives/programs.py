@@ -138,7 +138,7 @@ def gather_parts(value: ReplicaValues, mesh: ReplicaMesh, axis: int) -> jax.Arra
     try:
         return launch(GatherProgram(axis), mesh, [join(value, mesh)])[0]
     except UnevenError:
-        join_uneven = _join_over_workers if mesh.is_shared else _join
+        join_uneven = _join_over_workers if mesh.spans_workers else _join
         return join_uneven(value, mesh, axis)
 
 

@@ -226,7 +226,7 @@ def mesh_of_arguments(
 
 def is_one_number(value: PerReplica, mesh: ReplicaMesh | None) -> bool:
     """Whether all parts are the same Python number, which need not travel as an array."""
-    is_known = value.array is None and not (mesh is not None and mesh.is_shared)
+    is_known = value.array is None and not (mesh is not None and mesh.spans_workers)
     parts = value.values if is_known else ()
     return (
         bool(parts) and is_number(parts[0]) and all(part is parts[0] for part in parts)

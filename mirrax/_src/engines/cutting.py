@@ -34,7 +34,7 @@ from mirrax._src.engines.jaxprs import (
     live_equations,
     variables_of,
 )
-from mirrax._src.engines.staged import Trace
+from mirrax._src.engines.traced import Trace
 
 Equations = tuple[Any, ...]
 _LARGE_BYTES = 64 * 1024

@@ -48,31 +48,31 @@ def run_eagerly(strategy: StrategyLike, fn: Fn, args: Args, kwargs: Kwargs) -> P
 
     meeting = Meeting(strategy.describe_replica)
     apply_settings = thread_settings()
-    shared: dict[int, tuple[Any, Mirrored]] = {}
+    mirrored: dict[int, tuple[Any, Mirrored]] = {}
 
     def body(local_index: int) -> PyTree:
         apply_settings()
-        replica = EagerReplicaContext(strategy, local_index, meeting, caller, shared)
+        replica = EagerReplicaContext(strategy, local_index, meeting, caller, mirrored)
         here = replace(caller, replica=replica)
         return _call(fn, args, kwargs, here, mesh, local_index)
 
     results = meeting.run([partial(body, i) for i in range(len(mesh.local_ids))])
 
     def merge(parts: Sequence[Any]) -> Any:
-        origins = {id(shared[id(part)][1]) for part in parts if id(part) in shared}
-        if len(origins) == 1 and all(id(part) in shared for part in parts):
-            return shared[id(parts[0])][1]
+        origins = {id(mirrored[id(part)][1]) for part in parts if id(part) in mirrored}
+        if len(origins) == 1 and all(id(part) in mirrored for part in parts):
+            return mirrored[id(parts[0])][1]
         if all(map(is_numeric, parts)):
             parts = list(map(to_device, parts, mesh.local_devices))
         return PerReplica(parts, mesh=mesh)
 
     given = {id(leaf) for leaf in jax.tree.leaves((args, kwargs), is_leaf=is_leaf)}
 
-    def may_share(leaf: Any) -> bool:
+    def may_stay_one(leaf: Any) -> bool:
         # What other workers return cannot be seen, but what they were given is the same.
-        return not (mesh.is_shared and is_array(leaf)) or id(leaf) in given
+        return not (mesh.spans_workers and is_array(leaf)) or id(leaf) in given
 
-    return regroup(results, strategy.describe_replica, merge, may_share)
+    return regroup(results, strategy.describe_replica, merge, may_stay_one)
 
 
 def update_eagerly(

@@ -42,12 +42,12 @@ from mirrax._src.engines.inputs import SignatureChanged
 from mirrax._src.engines.loop import split_up, trace_steps
 from mirrax._src.engines.program import Part, Program
 from mirrax._src.engines.retracing import explain_change
-from mirrax._src.engines.staged import Trace
 from mirrax._src.engines.trace import (
     trace_call,
     trace_replica,
     until_no_new_variables,
 )
+from mirrax._src.engines.traced import Trace
 from mirrax._src.engines.uneven import run_uneven
 from mirrax._src.state.variable import Variable
 
@@ -320,7 +320,7 @@ class Function:
             if program is None:
                 traced = until_no_new_variables(trace, self.fn)
                 program = Program(traced, call, mesh, self._donate)
-                if traced.mesh is not None and traced.mesh.is_shared:
+                if traced.mesh is not None and traced.mesh.spans_workers:
                     label = describe_program(self, avals)
                     traced.mesh.cluster.compare(label)
                     program.watch(label)

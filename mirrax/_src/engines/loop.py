@@ -25,8 +25,8 @@ from mirrax._src.base.values import (
 )
 from mirrax._src.engines.arguments import Signature
 from mirrax._src.engines.jaxprs import convolves
-from mirrax._src.engines.staged import Out, Trace
 from mirrax._src.engines.trace import trace_call, until_no_new_variables
+from mirrax._src.engines.traced import Out, Trace
 from mirrax._src.state.variable import Variable
 
 

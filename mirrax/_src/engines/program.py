@@ -27,9 +27,9 @@ from mirrax._src.base.values import (
 from mirrax._src.cluster import launches
 from mirrax._src.engines.arguments import Call, placed
 from mirrax._src.engines.inputs import SignatureChanged, choose_input
-from mirrax._src.engines.staged import Trace
+from mirrax._src.engines.traced import Trace
 from mirrax._src.state.distributed import DistributedVariable
-from mirrax._src.state.variable import Home, Variable, lost, shared
+from mirrax._src.state.variable import Home, Variable, handed_out, lost
 
 _TWICE = (
     "An array is donated twice: one that `donate_argnums` names appears a second time among the "
@@ -208,7 +208,7 @@ class Program:
                 self._sealed = False
             if lost:
                 self._check_not_lost()
-            if shared and not shared.isdisjoint(self._reused_numbers):
+            if handed_out and not handed_out.isdisjoint(self._reused_numbers):
                 self._unshare()
             home = self._home
             if not home.is_whole:
@@ -300,7 +300,7 @@ class Program:
         if not home.is_whole and self._written:
             self._move_in(home)
         if self._handed_on:
-            shared.update(self._handed_on)
+            handed_out.update(self._handed_on)
 
     def _move_in(self, home: Home) -> None:
         mesh = self._trace.mesh
@@ -318,10 +318,10 @@ class Program:
 
     def _unshare(self) -> None:
         """Gives each variable that will be donated an array of its own."""
-        for variable in [v for v in self._reused if v.number in shared]:
+        for variable in [v for v in self._reused if v.number in handed_out]:
             array, layout = variable.in_one_array()
             variable.replace_array(jnp.copy(array), layout)
-            shared.discard(variable.number)
+            handed_out.discard(variable.number)
 
     # Tracing -------------------------------------------------------------------------
 

@@ -245,12 +245,12 @@ class EagerReplicaContext(ReplicaContext):
         local_index: int,
         meeting: Meeting,
         caller: context.Context,
-        shared_results: dict[int, tuple[Any, Mirrored]],
+        mirrored_results: dict[int, tuple[Any, Mirrored]],
     ) -> None:
         super().__init__(strategy, local_index)
         self._meeting = meeting
         self._caller = caller
-        self._shared_results = shared_results
+        self._mirrored_results = mirrored_results
 
     def _collective(self, collective: _Collective, leaves: list[Any]) -> list[Any]:
         if not any(isinstance(x, Tracer) for x in jax.tree.leaves(leaves)):
@@ -290,22 +290,22 @@ class EagerReplicaContext(ReplicaContext):
         merge_fn, merge_fn_is_users = payloads[0][0], what == "merge_call"
         mesh = self._strategy.replica_mesh
 
-        def may_share(leaf: Any) -> bool:
+        def may_stay_one(leaf: Any) -> bool:
             # What replicas bring to a collective counts once for each, also if equal.
-            return merge_fn_is_users and not (mesh.is_shared and is_array(leaf))
+            return merge_fn_is_users and not (mesh.spans_workers and is_array(leaf))
 
         args, kwargs = regroup(
             [payload[1:] for payload in payloads],
             self._strategy.describe_replica,
             lambda parts: PerReplica(parts, mesh=mesh),
-            may_share,
+            may_stay_one,
         )
         with context.enter(self._caller):
             result = merge_fn(self._strategy, *args, **kwargs)
         for leaf in jax.tree.leaves(result, is_leaf=is_leaf):
             if isinstance(leaf, Mirrored):
                 # The array is kept too, so that its id stays its own.
-                self._shared_results.update((id(v), (v, leaf)) for v in leaf.values)
+                self._mirrored_results.update((id(v), (v, leaf)) for v in leaf.values)
         return [parts_of(result, mesh, i) for i in range(len(payloads))]
 
     def rejoined(self, tree: PyTree) -> PyTree:
@@ -314,7 +314,9 @@ class EagerReplicaContext(ReplicaContext):
         def rejoin(leaf: Any) -> Any:
             if not isinstance(leaf, PerReplica):
                 return leaf
-            known = [self._shared_results.get(id(v), (v, None))[1] for v in leaf.values]
+            known = [
+                self._mirrored_results.get(id(v), (v, None))[1] for v in leaf.values
+            ]
             is_one = known[0] is not None and all(k is known[0] for k in known)
             return known[0] if is_one else leaf
 
@@ -327,7 +329,7 @@ def _start_positions(strategy: StrategyLike, *lengths: Any) -> list[PerReplica]:
     starts = []
     for own in map(strategy.experimental_local_results, lengths):
         rows = [((int(n),), "int32") for n in own]
-        if mesh.is_shared:
+        if mesh.spans_workers:
             rows = mesh.agreed_shapes([np.empty(n, np.int8) for n in own])
         ends = np.cumsum([0, *(shape[0] for shape, _ in rows)]).astype(np.int32)
         starts.append(PerReplica(ends[i] for i in mesh.local_ids))

@@ -35,7 +35,7 @@ from mirrax._src.engines.arguments import Signature, is_apart, sort_arguments
 from mirrax._src.engines.jaxprs import invariant_outputs, only_used
 from mirrax._src.engines.program import lies_on
 from mirrax._src.engines.replica_context import SpmdReplicaContext
-from mirrax._src.engines.staged import Out, Trace, wrapped
+from mirrax._src.engines.traced import Out, Trace, wrapped
 from mirrax._src.state.frame import Frame
 from mirrax._src.state.on_read import SyncOnReadVariable
 from mirrax._src.state.variable import Variable, live_variables

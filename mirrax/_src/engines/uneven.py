@@ -46,7 +46,7 @@ from mirrax._src.engines.eager import run_eagerly
 from mirrax._src.engines.jaxprs import is_combining
 from mirrax._src.engines.program import layouts_match, lies_on, one_copy_of
 from mirrax._src.engines.trace import trace_replica, until_no_new_variables
-from mirrax._src.state.variable import shared
+from mirrax._src.state.variable import handed_out
 
 Env = dict[Any, Any]
 
@@ -108,7 +108,7 @@ def _avals_of_all(
     arrays: Sequence[Any], inputs: Sequence[Sequence[Any]], mesh: ReplicaMesh
 ) -> list[tuple[jax.ShapeDtypeStruct, ...]]:
     """Every replica's arguments without their values, in the order of replicas."""
-    if not mesh.is_shared:
+    if not mesh.spans_workers:
         return [tuple(map(abstract, own)) for own in inputs]
 
     def of_all(array: Any, own: Any) -> Sequence[jax.ShapeDtypeStruct]:
@@ -156,7 +156,7 @@ def _execute(
             else:
                 variable.stored = PerReplica(parts, mesh.equal_shapes(variable), mesh)
         # Results may be the very arrays that variables hold, before or after.
-        shared.update(v.number for v in (*trace.reads, *trace.writes))
+        handed_out.update(v.number for v in (*trace.reads, *trace.writes))
     return _merge_results(strategy, every_cut, outs, is_same)
 
 
@@ -259,15 +259,15 @@ def _merge_results(
             return Mirrored.of(mesh.join(arrays, mirrored=True), mesh)
         merged = PerReplica(arrays, mesh=mesh)
         at = position.get(id(parts[0]))
-        if mesh.is_shared and at is not None:
+        if mesh.spans_workers and at is not None:
             avals: list[Any] = [cut.jaxpr.outvars[at].aval for cut in every_cut]
             merged.shapes = tuple((aval.shape, aval.dtype.name) for aval in avals)
         return merged
 
-    def may_share(leaf: Any) -> bool:
-        return not (mesh.is_shared and id(leaf) in position)
+    def may_stay_one(leaf: Any) -> bool:
+        return not (mesh.spans_workers and id(leaf) in position)
 
-    return regroup(results, strategy.describe_replica, merge, may_share)
+    return regroup(results, strategy.describe_replica, merge, may_stay_one)
 
 
 def _value(atom: Any, env: Env) -> Any:

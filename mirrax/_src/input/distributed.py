@@ -251,7 +251,7 @@ class DistributedIterator(IteratorBase):
         own = dataset.steps_of(path, state)
         mesh = dataset.mesh
         steps: Cursor = own
-        if mesh is not None and mesh.is_shared:
+        if mesh is not None and mesh.spans_workers:
             steps = self._together(own, mesh, state)
         delivery = Delivery(dataset.mesh, bool(options.experimental_fetch_to_device))
         size = options.experimental_per_replica_buffer_size

@@ -128,7 +128,7 @@ def distribute_dataset(
             "with `distribute_datasets_from_function`."
         )
     found = as_dataset(dataset)
-    if mesh is not None and mesh.is_shared:
+    if mesh is not None and mesh.spans_workers:
         _agree_on_dataset(found, mesh)
     return DistributedDataset.of_plan(make_plan(found, share, options), mesh)
 
@@ -179,7 +179,7 @@ def distribute_from_function(
         contexts = [InputContext(share.num_workers, share.worker, share.num_replicas)]
     made = [dataset_fn(each) for each in contexts]
     roots = tuple(as_dataset(dataset, "`dataset_fn`").node for dataset in made)
-    if mesh is not None and mesh.is_shared:
+    if mesh is not None and mesh.spans_workers:
         _shuffle_alike(roots, mesh)
     rows = roots[0].batch_size()
     source = InTurn(roots, local, rows, share.num_workers == 1, drop_incomplete)

@@ -111,7 +111,12 @@ class Strategy(strategy.Strategy):
 
     __module__ = "mirrax.compat.v1.distribute"
 
-    extended: StrategyExtended  # pyright: ignore[reportIncompatibleMethodOverride]
+    @property
+    def extended(self) -> StrategyExtended:
+        """`StrategyExtended` with additional methods."""
+        made = self._extended
+        assert isinstance(made, StrategyExtended)
+        return made
 
     @renamed("run")
     def experimental_run(

@@ -28,7 +28,7 @@ _all: dict[int, weakref.ref[Variable]] = {}
 
 # The numbers of variables whose array is also in the user's hands. A compiled step that would reuse
 # (donate) such an array copies it first, so that what was read stays readable.
-shared: set[int] = set()
+handed_out: set[int] = set()
 
 # How an assignment changes a variable: from a function that reads it, and the value.
 Update = Callable[[Callable[[], Any], Any], Any]
@@ -178,7 +178,7 @@ class Variable(ArrayLike, Atom, metaclass=_VariableType):
         self.dtype = value.dtype
         self.home, self._slot = Home([value]), 0
         _all[self.number] = weakref.ref(self, lambda _, n=self.number: _forget(n))
-        shared.add(self.number)
+        handed_out.add(self.number)
         frame = context.current().frame
         if frame is not None:
             frame.add_created(self)
@@ -270,14 +270,14 @@ class Variable(ArrayLike, Atom, metaclass=_VariableType):
     def _hand_out(self) -> Any:
         """What is stored, for somebody who may keep it."""
         with launching:  # a step on another thread must not donate it
-            shared.add(self.number)
+            handed_out.add(self.number)
             return self.stored
 
     def _keep(self, value: Any) -> None:
         """Stores what somebody has assigned, who may hold it as well."""
         with launching:
             self.stored = value
-            shared.add(self.number)
+            handed_out.add(self.number)
 
     def __jax_array__(self) -> jax.Array:
         return self.read_value()
@@ -368,7 +368,7 @@ class Variable(ArrayLike, Atom, metaclass=_VariableType):
         self.__class__ = type(other)  # pyright: ignore[reportAttributeAccessIssue]
         self.home.is_whole = False
         vars(self).update({k: v for k, v in vars(other).items() if k != "number"})
-        shared.add(self.number)
+        handed_out.add(self.number)
 
     # Showing -------------------------------------------------------------------------
 
@@ -411,7 +411,7 @@ OrdinaryVariable.__name__ = OrdinaryVariable.__qualname__ = "Variable"
 
 def _forget(number: int) -> None:
     _all.pop(number, None)
-    shared.discard(number)
+    handed_out.discard(number)
     lost.discard(number)
 
 

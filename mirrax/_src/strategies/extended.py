@@ -280,7 +280,7 @@ class StrategyExtended:
         """Whether a plain value is one of this worker, which counts once for it."""
         mesh = self._strategy.replica_mesh
         is_traced = isinstance(value, Tracer) or context.current().frame is not None
-        return mesh is not None and mesh.is_shared and not is_traced
+        return mesh is not None and mesh.spans_workers and not is_traced
 
     def broadcast_to(self, tensor: Any, destinations: Any) -> Any:
         """`tensor` with a copy on each device of `destinations`."""
@@ -354,7 +354,7 @@ class StrategyExtended:
         mesh = self._strategy.replica_mesh
         if options is None or mesh is None:
             return
-        if mesh.is_shared and options.timeout_seconds is not None:
+        if mesh.spans_workers and options.timeout_seconds is not None:
             mesh.cluster.limit_waiting(options.timeout_seconds)
         if options.implementation is not CommunicationImplementation.NCCL:
             return

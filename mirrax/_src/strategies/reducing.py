@@ -117,7 +117,7 @@ def _plain(value: Any) -> Any:
 
 def _reduce_plain(strategy: StrategyLike, op: ReduceOp, value: Any, path: str) -> Any:
     mesh = strategy.replica_mesh
-    if mesh is not None and mesh.is_shared:
+    if mesh is not None and mesh.spans_workers:
         return reduce_over_workers(mesh, op, value, (), path)
     if op is ReduceOp.MEAN or strategy.num_replicas_in_sync == 1:
         return value
@@ -153,7 +153,7 @@ def _reduce_along(
         return _reduce_copies(op, jnp.asarray(only_part(value)), 1, axes, path)
     if not isinstance(value, ReplicaValues):
         is_traced = isinstance(value, Tracer)
-        if mesh.is_shared and not is_traced:
+        if mesh.spans_workers and not is_traced:
             return reduce_over_workers(mesh, op, value, axes, path)
         array = value if is_traced else mesh.mirror(jnp.asarray(value))
         value = Mirrored.of(array, mesh)
@@ -216,7 +216,7 @@ def _check_equal_shapes(
         )
     shapes = [jnp.shape(part) for part in parts]
     describe, mesh = strategy.describe_replica, strategy.replica_mesh
-    if mesh is not None and mesh.is_shared:  # all workers have to find the same
+    if mesh is not None and mesh.spans_workers:  # all workers have to find the same
         arrays = [jnp.asarray(part) for part in parts]
         value.shapes = agreed = value.shapes or mesh.agreed_shapes(arrays)
         shapes, describe = [shape for shape, _ in agreed], mesh.describe
@@ -244,7 +244,7 @@ def gather_leaf(mesh: ReplicaMesh | None, value: Any, axis: int) -> Any:
     if isinstance(value, DistributedVariable):
         value = value.copies()
     if not isinstance(value, ReplicaValues):
-        if mesh is None or not mesh.is_shared:
+        if mesh is None or not mesh.spans_workers:
             return value
         # The part of this worker's first replica; the others have no rows.
         value = jnp.asarray(value)

@@ -380,7 +380,7 @@ class Strategy(Feeding):
         if isinstance(value, PerReplica) and value.layout is Layout.OWN:
             return first_of_all(value.array)
         mesh = self.replica_mesh
-        if isinstance(value, PerReplica) and mesh is not None and mesh.is_shared:
+        if isinstance(value, PerReplica) and mesh is not None and mesh.spans_workers:
             return Mirrored.of(run_on_parts(FirstProgram(), mesh, [value])[0], mesh)
         return value.values[0] if isinstance(value, ReplicaValues) else value
 

@@ -28,7 +28,7 @@ class OwnCopies:
         """All copies, of all workers."""
         copies = self._copies()
         mesh = self._mesh
-        if mesh is None or not mesh.is_shared:
+        if mesh is None or not mesh.spans_workers:
             return np.stack([np.asarray(copy) for copy in copies])
         rows = [jnp.asarray(copy)[None] for copy in copies]
         value = PerReplica(rows, mesh.equal_shapes(rows[0]))

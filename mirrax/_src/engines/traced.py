@@ -138,7 +138,7 @@ class Trace:
         consts = [next(it) if _spans_workers(c) else c for c in self.consts]
         results, written = self.apply(values, arrays[:count], consts)
         mesh = self.mesh
-        if mesh is None or not mesh.is_shared:
+        if mesh is None or not mesh.spans_workers:
             return results, written
         constrain, layouts = jax.lax.with_sharding_constraint, self.out_layouts
         return [  # plain results on every device, so that every worker has them
