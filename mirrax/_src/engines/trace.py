@@ -71,10 +71,7 @@ def trace_replica(
     """
     mesh = strategy.replica_mesh
     who = who or f"the one program for all {strategy.num_replicas_in_sync} replica(s)"
-    variables = {
-        v: _layout_in(v, parent) if lies_on(v, mesh) else Layout.PLAIN
-        for v in usable_variables(strategy)
-    }
+    variables = {v: _layout_in(v, parent, mesh) for v in usable_variables(strategy)}
     layouts = signature.layouts()
 
     def body(values: list[jax.Array], arrays: list[jax.Array]) -> Any:
@@ -295,7 +292,9 @@ def _laid_out(variable: Variable, value: Any) -> tuple[Any, Layout]:
     return array, layout if mesh.size > 1 else plain
 
 
-def _layout_in(variable: Variable, parent: Frame | None) -> Layout:
+def _layout_in(variable: Variable, parent: Frame | None, mesh: ReplicaMesh) -> Layout:
+    if not lies_on(variable, mesh):
+        return Layout.PLAIN
     if parent is None:
         return variable.in_one_array()[1]
     return _laid_out(variable, parent.look_up(variable))[1]

@@ -52,15 +52,8 @@ def update_copies(
 
         return here.replica.merge(what, merge, args, kwargs)
     is_distributed = isinstance(variable, DistributedVariable)
-    if variable is not None and (
-        variable.strategy is not strategy
-        if is_distributed
-        else strategy.num_replicas_in_sync > 1
-    ):
-        raise ValueError(
-            f"Variable {variable.name!r} was made outside the scope of {strategy!r}, so it "
-            "has no copy on each of its devices. Make it inside `with strategy.scope():`."
-        )
+    if variable is not None:
+        _check_owner(variable, strategy)
     if mesh is None or (variable is not None and not is_distributed):
         first = () if variable is None else (variable,)
         with context.changed(replica=None):
@@ -90,6 +83,16 @@ def update_copies(
             return merged
         local = strategy.experimental_local_results
         return jax.tree.map(local, merged, is_leaf=lambda x: x is None or is_leaf(x))
+
+
+def _check_owner(variable: Variable, strategy: StrategyLike) -> None:
+    is_distributed = isinstance(variable, DistributedVariable)
+    is_foreign = is_distributed and variable.strategy is not strategy
+    if is_foreign or (not is_distributed and strategy.num_replicas_in_sync > 1):
+        raise ValueError(
+            f"Variable {variable.name!r} was made outside the scope of {strategy!r}, so it "
+            "has no copy on each of its devices. Make it inside `with strategy.scope():`."
+        )
 
 
 def _merge(parts: Sequence[Any], mesh: ReplicaMesh) -> Any:
