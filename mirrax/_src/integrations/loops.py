@@ -12,11 +12,13 @@ import jax.numpy as jnp
 from mirrax._src.base import context
 from mirrax._src.base.errors import OutOfRangeError
 from mirrax._src.base.jax_compat import Tracer
+from mirrax._src.base.protocols import StrategyLike
 from mirrax._src.base.reduce_op import ReduceOp, parse_reduce_op
 from mirrax._src.base.values import PyTree, is_array, is_leaf
 from mirrax._src.engines.function import Function
 from mirrax._src.state.variable import Variable
 from mirrax._src.strategies.stepping import Step, check_not_traced, take, values_of
+from mirrax._src.strategies.strategy import Strategy
 
 _AnyContext = TypeVar("_AnyContext", bound="MultiStepContext")
 
@@ -73,7 +75,7 @@ class MultiStepContext:
                 f"{self._example_of_combining})`."
             )
 
-        def merge(strategy: Any, output: PyTree) -> None:
+        def merge(strategy: StrategyLike, output: PyTree) -> None:
             combined = self._combined(strategy, op, output)
             self._outputs[name] = jax.tree_util.tree_map_with_path(
                 lambda path, leaf: self._kept(name, path, leaf),
@@ -85,7 +87,7 @@ class MultiStepContext:
 
     _example_of_combining = 'reduce_op="MEAN"'
 
-    def _combined(self, strategy: Any, op: Any, output: PyTree) -> PyTree:
+    def _combined(self, strategy: StrategyLike, op: Any, output: PyTree) -> PyTree:
         """The replicas' values as one, on all of them."""
         if op is None:
             return output
@@ -115,12 +117,12 @@ class MultiStepContext:
             self._non_tensor_outputs[name] = output
             return
 
-        def merge(strategy: Any, output: Any) -> None:
+        def merge(strategy: StrategyLike, output: Any) -> None:
             self._non_tensor_outputs[name] = self._parts(strategy, output)
 
         here.replica.merge_call(merge, args=(output,))
 
-    def _parts(self, strategy: Any, value: Any) -> Sequence[Any]:
+    def _parts(self, strategy: StrategyLike, value: Any) -> Sequence[Any]:
         return strategy.experimental_local_results(value)
 
     # For the loop ----------------------------------------------------------------------
@@ -136,7 +138,7 @@ class MultiStepContext:
 
 
 def run_loop(
-    strategy: Any,
+    strategy: Strategy,
     fn: Callable[..., Any],
     iterator: Iterator[Any],
     iterations: int,

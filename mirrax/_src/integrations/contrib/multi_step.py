@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 
+from mirrax._src.base.protocols import StrategyLike
 from mirrax._src.base.reduce_op import VariableAggregation
 from mirrax._src.base.values import PyTree, is_leaf
 from mirrax._src.integrations import loops
@@ -41,10 +42,10 @@ class MultiStepContext(loops.MultiStepContext):
         is_none = aggregation is VariableAggregation.NONE
         self._set_output(name, output, None if is_none else aggregation)
 
-    def _combined(self, strategy: Any, op: Any, output: PyTree) -> PyTree:
+    def _combined(self, strategy: StrategyLike, op: Any, output: PyTree) -> PyTree:
         if op is VariableAggregation.ONLY_FIRST_TOWER:
             return jax.tree.map(strategy.first_part, output, is_leaf=is_leaf)
         return super()._combined(strategy, op and reduce_op_of(op), output)
 
-    def _parts(self, strategy: Any, value: Any) -> Sequence[Any]:
+    def _parts(self, strategy: StrategyLike, value: Any) -> Sequence[Any]:
         return list(super()._parts(strategy, value))
