@@ -93,3 +93,9 @@ def test_gloo_takes_the_name_of_a_host() -> None:
     assert "hostname" in (make.__doc__ or "")
     join = jax_compat._jaxlib.get_distributed_runtime_client
     assert "shutdown_on_destruction" in (join.__doc__ or "")
+
+
+def test_whether_jax_looks_for_nans_can_be_read_quickly() -> None:
+    assert jax_compat.debug_nans.value is False
+    with jax.debug_nans(True):
+        assert jax_compat.debug_nans.value is True

@@ -78,6 +78,22 @@ def test_a_step_that_met_a_nan_takes_other_shapes_afterwards():
         assert float(f(jnp.arange(1.0, 5.0))) == 2.5
 
 
+@pytest.mark.parametrize("n", [1, 2])
+def test_looking_for_nans_may_begin_after_the_first_steps(n):
+    strategy = mirrored(n)
+    with strategy.scope():
+        v = mx.Variable(1.0)
+    step = mx.function(lambda x: v.assign_add(jnp.log(x)).read_value())
+    for _ in range(2):
+        strategy.run(step, (1.0,))
+    with jax.debug_nans(True):
+        with pytest.raises(FloatingPointError):
+            strategy.run(step, (-1.0,))
+        strategy.run(step, (1.0,))
+    strategy.run(step, (1.0,))
+    assert float(v) == 1.0
+
+
 # Kinds of arguments --------------------------------------------------------------------
 
 

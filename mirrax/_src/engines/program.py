@@ -14,6 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from mirrax._src.base.jax_compat import debug_nans
 from mirrax._src.base.logical import after_launch, launching
 from mirrax._src.base.mesh import ReplicaMesh
 from mirrax._src.base.values import (
@@ -108,8 +109,8 @@ class Program:
         self._smallest: int | None = None
         self._donate = [i for i in donate if i < self._num_args]
         # With `jax_debug_nans` JAX runs a failed step again, on the same arguments.
-        debug = jax.config.jax_debug_nans  # pyright: ignore[reportAttributeAccessIssue]
-        given_up = () if debug else (0, *(2 + i for i in self._donate))
+        self._debug = debug_nans.value
+        given_up = () if self._debug else (0, *(2 + i for i in self._donate))
         self._jitted = jax.jit(self._pure, donate_argnums=given_up)
 
     def __del__(self) -> None:
@@ -202,6 +203,8 @@ class Program:
         """Runs the program on the variables, and stores what it has written."""
         # One at a time: a second thread must not take arrays that are being donated.
         with launching:
+            if debug_nans.value is not self._debug:
+                raise SignatureChanged
             if may_trace:
                 if not self.layouts_match():
                     raise SignatureChanged
