@@ -18,7 +18,7 @@ from mirrax._src.base.reduce_op import ReduceOp
 from mirrax._src.base.values import PyTree
 from mirrax._src.input.dataset import Dataset
 from mirrax._src.input.distributed import DistributedIterator
-from mirrax._src.input.feeding import distribute_from_function
+from mirrax._src.input.feeding import check_not_in_replica, distribute_from_function
 from mirrax._src.input.options import InputContext, InputReplicationMode
 from mirrax._src.integrations import experimental
 from mirrax._src.integrations.loops import MultiStepContext, run_loop
@@ -30,7 +30,6 @@ from mirrax._src.strategies import (
     one_device,
     strategy,
 )
-from mirrax._src.strategies.scope import check_not_in_replica
 
 _Config = TypeVar("_Config")
 

@@ -7,7 +7,6 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from mirrax._src.base import context
 from mirrax._src.base.protocols import StrategyLike
-from mirrax._src.input.feeding import check_not_in_replica as check_not_in_replica
 
 _Face = TypeVar("_Face")
 
