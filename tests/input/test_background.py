@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import gc
 import itertools
+import pickle
 import subprocess
 import sys
 import threading
 import time
 import traceback
+from multiprocessing.shared_memory import SharedMemory
 
 import numpy as np
 import pytest
@@ -16,6 +18,8 @@ from helpers.engines import mirrored
 from helpers.scripts import run_script
 
 import mirrax as mx
+from mirrax._src.input.blocks import Block
+from mirrax._src.input.transforms import processes
 
 Dataset = mx.data.Dataset
 pytestmark = pytest.mark.timeout(30)
@@ -540,6 +544,31 @@ def main():
 if __name__ == "__main__":
     main()
 """
+
+
+def test_a_process_is_ended_once_by_whoever_comes_first(monkeypatch):
+    worker = processes._Worker(pickle.dumps(abs), "abs")
+    assert list(worker.call(Block.of(np.arange(-2, 2), 4)).elements()) == [2, 1, 0, 1]
+    unlink, delays, failed = SharedMemory.unlink, itertools.count(0.1, 0.1), []
+
+    def slow_unlink(memory):
+        time.sleep(next(delays))  # so that both are in the middle of it
+        unlink(memory)
+
+    def end():
+        try:
+            worker.end()
+        except OSError as error:
+            failed.append(error)
+
+    monkeypatch.setattr(SharedMemory, "unlink", slow_unlink)
+    ending = [threading.Thread(target=end) for _ in range(2)]
+    for thread in ending:
+        thread.start()
+    for thread in ending:
+        thread.join()
+    assert not failed
+    assert not worker.is_alive()
 
 
 @pytest.mark.slow

@@ -81,17 +81,22 @@ class _Worker:
         self._name = name
         self._out = _Memory()
         self._in = _Attached()
+        self._ending = threading.Lock()
 
     def is_alive(self) -> bool:
         return self.process.is_alive()
 
     def end(self) -> None:
-        """Ends the process, if it has not ended by itself, and frees all memory."""
-        if self.process.is_alive():
-            self.process.terminate()
-            self.process.join()
-        self._in.free()
-        self._out.close()
+        """Ends the process, if it has not ended by itself, and frees all memory.
+
+        Its own thread does this when the process has died, and the pool's end may come then.
+        """
+        with self._ending:
+            if self.process.is_alive():
+                self.process.terminate()
+                self.process.join()
+            self._in.free()
+            self._out.close()
 
     def call(self, block: Block) -> Block:
         try:
