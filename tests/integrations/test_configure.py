@@ -16,18 +16,15 @@ def mirrored():
 
 def test_it_sets_what_the_strategy_needs(mirrored):
     config = v1.ConfigProto()
-    with pytest.warns(DeprecationWarning):
-        assert mirrored.configure(session_config=config) is None
+    assert mirrored.configure(session_config=config) is None
     assert config.isolate_session_state is True
-    with pytest.warns(DeprecationWarning):
-        assert mirrored.configure() is None
+    assert mirrored.configure() is None
 
 
 def test_one_device_needs_nothing():
     config = v1.ConfigProto()
     strategy = v1.distribute.OneDeviceStrategy("CPU:0")
-    with pytest.warns(DeprecationWarning):
-        strategy.configure(config)
+    strategy.configure(config)
     assert config.isolate_session_state is False
 
 
@@ -40,17 +37,11 @@ def test_one_device_needs_nothing():
     ],
 )
 def test_one_program_does_not_drive_several_workers(mirrored, given):
-    with (
-        pytest.warns(DeprecationWarning),
-        pytest.raises(ValueError, match="In-graph|in-graph") as error,
-    ):
+    with pytest.raises(ValueError, match="in-graph") as error:
         mirrored.configure(**given)
     assert "TF_CONFIG" in str(error.value)
 
 
 def test_the_settings_must_be_settings(mirrored):
-    with (
-        pytest.warns(DeprecationWarning),
-        pytest.raises(AttributeError, match="isolate_session_state"),
-    ):
+    with pytest.raises(AttributeError, match="isolate_session_state"):
         mirrored.configure(object())
