@@ -7,6 +7,7 @@ import pytest
 import mirrax as mx
 
 v1 = mx.compat.v1
+pytestmark = pytest.mark.filterwarnings("ignore:.*configure")  # an old name, said once
 
 
 @pytest.fixture
