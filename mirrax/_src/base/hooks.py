@@ -7,7 +7,6 @@ always called as well, and a forked child does not act for its parent.
 from __future__ import annotations
 
 import atexit
-import contextlib
 import os
 import sys
 import threading
@@ -16,13 +15,7 @@ from types import TracebackType
 
 from mirrax._src.base import jax_compat
 
-
-def around_cpu_start(
-    around: Callable[[], contextlib.AbstractContextManager[None]],
-) -> None:
-    """Has `around()` entered while JAX starts its CPU client, if it has not started yet."""
-    if not jax_compat.backend_started():
-        jax_compat.wrap_cpu_start(around)
+around_cpu_start = jax_compat.wrap_cpu_start
 
 
 def on_uncaught(hook: Callable[[BaseException, Callable[[], None]], None]) -> None:

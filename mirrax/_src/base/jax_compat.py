@@ -36,17 +36,20 @@ eval_jaxpr = jax.core.eval_jaxpr
 Literal = _extend_core.Literal
 Jaxpr = _extend_core.Jaxpr
 ClosedJaxpr = _extend_core.ClosedJaxpr
-
-
-def backend_started() -> bool:
-    """Whether JAX has started a backend, after which its devices are fixed."""
-    return _xla_bridge.backends_are_initialized()
+# Whether JAX has started a backend, after which its devices are fixed.
+backend_started = _xla_bridge.backends_are_initialized
+# Gives a token for the innermost JAX trace of this thread; equal inside the same one.
+trace_state = _extend_core.get_opaque_trace_state
+# Whether this thread is outside of all JAX transformations (jit, grad, vmap, ...).
+outside_traces: Callable[[], bool] = _core.trace_ctx.is_top_level
 
 
 def wrap_cpu_start(
     around: Callable[[], contextlib.AbstractContextManager[None]],
 ) -> None:
-    """Has `around()` entered while JAX starts its CPU client, whenever that is."""
+    """Has `around()` entered while JAX starts its CPU client, if it has not started yet."""
+    if backend_started():
+        return
     registration = _xla_bridge._backend_factories["cpu"]
     start = registration.factory
 
@@ -124,20 +127,6 @@ def uncommitted(array: jax.Array) -> jax.Array:
     )
     single = jax.sharding.SingleDeviceSharding(device)
     return _array.ArrayImpl(aval, single, [array], committed=False, _skip_checks=True)
-
-
-def trace_state() -> object:
-    """A token for the innermost JAX trace of this thread; equal inside the same one."""
-    return _extend_core.get_opaque_trace_state()
-
-
-# Whether this thread is outside of all JAX transformations (jit, grad, vmap, ...).
-outside_traces: Callable[[], bool] = _core.trace_ctx.is_top_level
-
-
-def in_trace() -> bool:
-    """Whether this thread is inside a JAX transformation."""
-    return not outside_traces()
 
 
 def with_inputs(closed: ClosedJaxpr, inputs: Sequence[Any]) -> ClosedJaxpr:
@@ -220,27 +209,21 @@ def connect_workers(
 _NEVER_SECONDS = 7 * 24 * 3600
 
 
-def running_processes() -> tuple[Any, int, int]:
-    """JAX's client of its coordination service, this process's number and how many."""
+def running_processes() -> tuple[Any, str, int, int]:
+    """JAX's coordination service: its client and address; this process and how many."""
     state = _distributed.global_state
-    return state.client, state.process_id, state.num_processes
+    address = state.coordinator_address or ""
+    return state.client, address, state.process_id, state.num_processes
 
 
-def coordinator_address() -> str:
-    """Where JAX's coordination service is."""
-    return _distributed.global_state.coordinator_address or ""
+# The coordinator's address, the number of processes, this one's, its device ids.
+ClusterFacts = tuple[str | None, int | None, int | None, Sequence[int] | None]
 
 
 def detect_cluster(
-    coordinator_address: str | None,
-    num_processes: int | None,
-    process_id: int | None,
-    local_device_ids: Sequence[int] | None,
-    method: str | None,
-    timeout_seconds: int,
-) -> tuple[str | None, int | None, int | None, Sequence[int] | None]:
-    """These four, with what JAX finds in the environment for those that are None."""
-    given = coordinator_address, num_processes, process_id, local_device_ids
+    given: ClusterFacts, method: str | None, timeout_seconds: int
+) -> ClusterFacts:
+    """`given`, with what JAX finds in the environment for what is None."""
     if method is not None and not cluster_detection_methods()[method].is_env_present():
         return given  # JAX would fail with a KeyError
     return _clusters.ClusterEnv.auto_detect_unset_distributed_params(

@@ -269,10 +269,10 @@ _joined_as: list[Any] = []
 
 def join_running_jax(options: ClusterOptions) -> Cluster:
     """Joins the processes that `jax.distributed.initialize` has brought together."""
-    client, worker, count = jax_compat.running_processes()
+    client, address, worker, count = jax_compat.running_processes()
     names = [f"worker {k}" for k in range(count)]
     if _current is None and worker == 0:
-        host = jax_compat.coordinator_address().rpartition(":")[0]
+        host = address.rpartition(":")[0]
         addresses = [f"{host}:0", *names[1:]]
         port = _start_server(addresses, host.strip("[]"), 0, options.heartbeat)
         client.key_value_set(_ROSTER_KEY, f"{host}:{port}")
