@@ -16,7 +16,6 @@ import re
 import threading
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -45,14 +44,6 @@ class _Pool:
 def set_workers_here(count: int) -> None:
     """Says how many workers share this machine, before JAX starts: each gets its share."""
     _Pool.workers_here = count
-
-
-@dataclass(frozen=True)
-class LogicalDevice:
-    """A device by name, as `list_logical_devices` gives it."""
-
-    name: str
-    device_type: str
 
 
 def install() -> None:
@@ -146,32 +137,6 @@ def set_logical_device_configuration(cpu: int) -> None:
             f"Call mx.config.set_logical_device_configuration(cpu={cpu}) at the top of the "
             "program, before arrays are made or devices are listed."
         )
-
-
-def list_logical_devices(device_type: str | None = None) -> list[LogicalDevice]:
-    """The devices of this worker, accelerators first; `device_type` as in `"CPU"`."""
-    return [
-        LogicalDevice(f"/device:{device_kind(d)}:{i}", device_kind(d))
-        for devices in _devices_by_platform()
-        for i, d in enumerate(devices)
-        if device_type is None or device_kind(d) == device_type.upper()
-    ]
-
-
-def all_local_devices() -> list[Device]:
-    """The devices of this worker, accelerators first."""
-    return [device for devices in _devices_by_platform() for device in devices]
-
-
-def device_kind(device: Device) -> str:
-    """`CPU`, `GPU` or `TPU`."""
-    platform = device.platform.upper()
-    return "GPU" if platform in ("CUDA", "ROCM") else platform
-
-
-def _devices_by_platform() -> list[list[Device]]:
-    default, cpus = jax.local_devices(), jax.local_devices(backend="cpu")
-    return [cpus] if default[0].platform == "cpu" else [default, cpus]
 
 
 def _pool_size() -> int | None:

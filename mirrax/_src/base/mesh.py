@@ -79,16 +79,13 @@ class ReplicaMesh:
     @functools.cached_property
     def split(self) -> NamedSharding:
         """Replica i's part at position i of the first axis."""
-        return NamedSharding(self.mesh, self.split_spec)
-
-    @property
-    def split_spec(self) -> PartitionSpec:
         # One replica has the whole, so scalars need no axis to be split on.
-        return PartitionSpec(AXIS_NAME) if self.size > 1 else PartitionSpec()
+        axes = (AXIS_NAME,) if self.size > 1 else ()
+        return NamedSharding(self.mesh, PartitionSpec(*axes))
 
     def spec(self, layout: Layout) -> PartitionSpec:
         """`layout` as JAX writes it."""
-        return self.split_spec if layout.is_split else PartitionSpec()
+        return (self.split if layout.is_split else self.mirrored).spec
 
     def has_row(self, layout: Layout) -> bool:
         """Whether a replica's scalar has an axis in the whole that it has not by itself."""
@@ -153,12 +150,9 @@ class ReplicaMesh:
 
     def join(self, parts: Sequence[jax.Array], *, mirrored: bool) -> jax.Array:
         """One global array of this worker's parts, each on its device already; no copy."""
-        shape = parts[0].shape
-        if mirrored or self.size == 1:
-            sharding = self.mirrored
-        else:
-            sharding = self.split
-            shape = (shape[0] * self.size, *shape[1:])
+        layout = Layout.MIRRORED if mirrored else Layout.SPLIT
+        shape = self.whole_shape(layout, parts[0].shape)
+        sharding = self.mirrored if mirrored else self.split
         return jax.make_array_from_single_device_arrays(shape, sharding, list(parts))
 
     def describe(self, replica_id: int) -> str:

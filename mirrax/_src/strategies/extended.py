@@ -9,9 +9,8 @@ from typing import Any
 import jax
 
 from mirrax._src.base import context
-from mirrax._src.base.devices import device_name
+from mirrax._src.base.devices import device_kind, device_name
 from mirrax._src.base.jax_compat import Tracer
-from mirrax._src.base.logical import device_kind
 from mirrax._src.base.protocols import StrategyLike
 from mirrax._src.base.reduce_op import (
     ReduceOp,
