@@ -11,7 +11,7 @@ import contextlib
 import itertools
 import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from mirrax._src.base.errors import warn_user
@@ -30,22 +30,9 @@ _WARN_AFTER = 20  # stale reads
 # and so JAX may have kept a trace with the variable's value in it.
 _stale_reads: Counter[int] = Counter()
 
-
+# The numbers of the eager frames that are active.
 _seats: set[int] = set()
 _seating = threading.Lock()
-
-
-@contextlib.contextmanager
-def _seated() -> Iterator[int]:
-    """A number that no other eager frame has at the moment; nearly always 0."""
-    with _seating:
-        seat = next(i for i in itertools.count() if i not in _seats)
-        _seats.add(seat)
-    try:
-        yield seat
-    finally:
-        with _seating:
-            _seats.discard(seat)
 
 
 class Frame:
@@ -79,7 +66,10 @@ class Frame:
         else:
             # Plain Python keeps what JAX has compiled for single operations, unless a trace
             # in there has a variable's old value, or one of another frame that is active.
-            seat = self._caches.enter_context(_seated())
+            with _seating:
+                seat = next(i for i in itertools.count() if i not in _seats)
+                _seats.add(seat)
+            self._caches.callback(_seats.discard, seat)
             traces = ("eager", seat, _stale_reads.total())
             self._caches.enter_context(fresh_traces(traces))
         return self

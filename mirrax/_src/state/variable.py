@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import operator
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -30,8 +31,8 @@ _all: dict[int, weakref.ref[Variable]] = {}
 # (donate) such an array copies it first, so that what was read stays readable.
 handed_out: set[int] = set()
 
-# How an assignment changes a variable: from a function that reads it, and the value.
-Update = Callable[[Callable[[], Any], Any], Any]
+# How an assignment combines what a variable holds with the value; None replaces it.
+Update = Callable[[Any, Any], Any] | None
 
 # The numbers of variables whose array was donated to a step that failed.
 lost: set[int] = set()
@@ -210,11 +211,9 @@ class Variable(ArrayLike, Atom, metaclass=_VariableType):
             old.is_whole, old.arrays[place] = False, None
 
     def replace_array(self, array: jax.Array, layout: Layout) -> None:
-        """Puts `array` in the place of an equal one."""
-        if isinstance(self.home.arrays[self._slot], PerReplica):
-            self.move_to(Home([array]), 0, layout)
-        else:
-            self.home.arrays[self._slot], self._view = array, None
+        """Puts `array` in the place of an equal one, which `in_one_array` gave."""
+        self.home.arrays[self._slot], self._view = array, None
+        self._layout = layout
 
     def in_one_array(self) -> tuple[jax.Array, Layout]:
         """What is stored as a program takes it, and how that lies on the mesh."""
@@ -253,8 +252,7 @@ class Variable(ArrayLike, Atom, metaclass=_VariableType):
 
     def check_readable(self) -> None:
         """Raises inside a trace of JAX's own, which would keep today's value for ever."""
-        if lost:
-            self.check_not_lost()
+        self.check_not_lost()
         if is_staging():
             raise RuntimeError(
                 f"Variable {self.name!r} is read inside a function that JAX traces on its own "
@@ -294,17 +292,17 @@ class Variable(ArrayLike, Atom, metaclass=_VariableType):
 
     def assign(self, value: Any, read_value: bool = True) -> Any:
         """Replaces the value. Returns the variable, or None with `read_value=False`."""
-        self._assign(value, _set)
+        self._assign(value, None)
         return self if read_value else None
 
     def assign_add(self, delta: Any, read_value: bool = True) -> Any:
         """Adds `delta`. Returns the variable, or None with `read_value=False`."""
-        self._assign(delta, _add)
+        self._assign(delta, operator.add)
         return self if read_value else None
 
     def assign_sub(self, delta: Any, read_value: bool = True) -> Any:
         """Subtracts `delta`. Returns the variable, or None with `read_value=False`."""
-        self._assign(delta, _subtract)
+        self._assign(delta, operator.sub)
         return self if read_value else None
 
     def _assign(self, value: Any, update: Update) -> None:
@@ -317,7 +315,7 @@ class Variable(ArrayLike, Atom, metaclass=_VariableType):
             )
         value = self.convert(value)
         with launching:  # nobody else may assign in between
-            self.store_local(update(self.read_value, value))
+            self.store_local(updated(update, self.read_value, value))
 
     def store_local(self, value: jax.Array) -> None:
         """Keeps what the current code, or a traced part of it, has assigned."""
@@ -424,13 +422,6 @@ def _fits(source: Any, target: Any) -> bool:
     return rank(source) <= rank(target)
 
 
-def _set(read: Callable[[], Any], value: Any) -> Any:
-    return value
-
-
-def _add(read: Callable[[], Any], value: Any) -> Any:
-    return read() + value
-
-
-def _subtract(read: Callable[[], Any], value: Any) -> Any:
-    return read() - value
+def updated(update: Update, read: Callable[[], Any], value: Any) -> Any:
+    """What an assignment of `value` stores; only a real update reads the variable."""
+    return value if update is None else update(read(), value)
