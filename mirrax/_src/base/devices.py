@@ -62,13 +62,10 @@ def resolve_devices(devices: Sequence[DeviceLike] | None) -> tuple[Device, ...]:
     """The devices for a strategy: those named, or all accelerators, or all CPUs."""
     if isinstance(devices, DeviceLike):
         devices = [devices]
-    if not devices:
-        logical.check_pool(jax.local_devices())
-        return tuple(jax.local_devices())
+    devices = devices or jax.local_devices()
     parsed = [_parse(device) for device in devices]
     cpus = [p[1] for p in parsed if isinstance(p, tuple) and p[0] == "CPU"]
-    if cpus:
-        logical.ensure_cpu_devices(max(cpus) + 1)
+    logical.ensure_cpu_devices(1 + max(cpus, default=0))
     found: dict[Device, DeviceLike] = {}
     for spec, given in zip(parsed, devices):
         device = _find(spec, given)

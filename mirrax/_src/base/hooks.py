@@ -38,10 +38,7 @@ def on_uncaught(hook: Callable[[BaseException, Callable[[], None]], None]) -> No
 
 
 def on_exit(fn: Callable[[], None]) -> None:
-    """Has `fn` called at the end of this process, but not of a forked child.
-
-    Python refuses new threads by then: see `before_threads_end`.
-    """
+    """Has `fn` called at the end of this process, but not of a forked child."""
     process = os.getpid()
 
     def call() -> None:
@@ -52,13 +49,9 @@ def on_exit(fn: Callable[[], None]) -> None:
 
 
 def before_threads_end(fn: Callable[[], None]) -> None:
-    """Has `fn` called when the main thread ends, while other threads still run.
+    """Has `fn` called when the main thread ends, in forked children too.
 
-    `on_exit` is too late for what needs new threads. A forked child calls it too, as it
-    may have work of its own to wait for.
-
-    Raises:
-        RuntimeError: If the main thread has ended.
+    New threads can still start, unlike in `on_exit`. Raises a RuntimeError afterwards.
     """
     import concurrent.futures.thread  # noqa: F401 - its own hook has to run after this one
 

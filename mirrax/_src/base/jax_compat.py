@@ -68,18 +68,12 @@ def wrap_cpu_start(
 
 
 def is_staging() -> bool:
-    """Whether the innermost trace of this thread makes a program (jit, scan, ...).
-
-    Such a trace may be cached by JAX and not run again; `grad` and `vmap` alone are not.
-    """
+    """Whether the innermost trace makes a program that JAX may keep: jit, scan, not grad."""
     return type(_core.trace_ctx.trace).__name__ == "DynamicJaxprTrace"
 
 
 def thread_settings() -> Callable[[], None]:
-    """Carries this thread's JAX settings (`with jax.enable_x64(): ...`) to another one.
-
-    Returns the function to call there; the thread must not be used for anything else.
-    """
+    """What gives this thread's settings (`jax.enable_x64`) to the thread that calls it."""
     holders: list[Any] = list(_config.config._value_holders.values())
     local = [(h, h.get_local()) for h in holders if hasattr(h, "get_local")]
     changed = [(f, v) for f, v in local if v is not _config.config_ext.unset]
@@ -100,10 +94,7 @@ fresh_traces = jax.make_user_context(None)
 
 
 def put_uncommitted(value: Any, device: Device) -> jax.Array:
-    """NumPy data on `device`, as an array that JAX may move.
-
-    In less than half the time of `device_put`, which also would commit it to the device.
-    """
+    """NumPy data on `device`, uncommitted, in less than half the time of `device_put`."""
     array = np.asarray(value)
     dtype = jax.dtypes.canonicalize_dtype(array.dtype)
     array = array if array.dtype == dtype else array.astype(dtype)
@@ -113,11 +104,7 @@ def put_uncommitted(value: Any, device: Device) -> jax.Array:
 
 
 def uncommitted(array: jax.Array) -> jax.Array:
-    """A single-device array that JAX may move: it mixes with arrays on other devices.
-
-    Shares the buffer. Arrays that users get from single replicas are like this, so that
-    summing them, or using a reduced value in a replica, just works.
-    """
+    """The same buffer as an array that JAX may move: it mixes with those of other devices."""
     if not isinstance(array, _array.ArrayImpl):
         return array  # a typed random key, say
     (device,) = array.sharding.device_set
@@ -179,9 +166,7 @@ _gloo_host: list[str] = []
 def connect_workers(
     address: str, worker: int, count: int, own_host: str, timeout: int
 ) -> None:
-    """Joins JAX's distributed runtime, whose coordination service is at `address`.
-
-    The others reach this worker's devices at `own_host`.
+    """Joins JAX's coordination service at `address`; others reach this worker at `own_host`.
 
     As `jax.distributed.initialize`, without its service (which ends with its process, and
     takes all others along), its heartbeats (which abort the process), its handler of
@@ -192,7 +177,7 @@ def connect_workers(
         address,
         worker,
         init_timeout=timeout,
-        heartbeat_timeout=_NEVER_SECONDS,
+        heartbeat_timeout=7 * 24 * 3600,
         shutdown_on_destruction=False,
         use_compression=True,
     )
@@ -204,9 +189,6 @@ def connect_workers(
         _gloo_host.append(own_host)
     # Never taken apart: at the end of the process its threads would abort it.
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(client))
-
-
-_NEVER_SECONDS = 7 * 24 * 3600
 
 
 def running_processes() -> tuple[Any, str, int, int]:

@@ -1,11 +1,7 @@
 """Logical CPU devices, safe by default.
 
-XLA's CPU client starts a program on n devices with n tasks on a pool of threads, and the n
-executions run on the same pool. Each device admits 32 executions at a time; the tasks of
-the next program block in the pool until one has ended. At worst n tasks and n - 1
-executions, which wait in an all-reduce for the last one, hold a thread each: a pool of
-2n - 1 dead-locks, one of 2n cannot. By default the pool has as many threads as the machine
-has cores, so mirrax sizes it when the client starts (docs/design.md has the evidence).
+Programs on n CPU devices can dead-lock in XLA unless its pool has 2n threads, so mirrax
+sizes it when the CPU client starts (docs/design_around.md has the cause and the evidence).
 """
 
 from __future__ import annotations

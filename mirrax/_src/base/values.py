@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -66,13 +66,28 @@ class ReplicaValues(Atom):
             or not in one array.
     """
 
-    __slots__ = ("_parts", "array", "mesh")
+    __slots__ = ("_parts", "array", "layout", "mesh", "shapes")
     array: Any
-    mesh: ReplicaMesh | None
     layout: Layout | None
     shapes: tuple[Any, ...] | None
-    _parts: tuple[Any, ...] | None
     _take_apart: Callable[[], tuple[Any, ...]]  # each kind's own
+
+    def __init__(
+        self, values: Iterable[Any], shapes: Any = None, mesh: ReplicaMesh | None = None
+    ) -> None:
+        self._parts: tuple[Any, ...] | None = tuple(values)
+        self.array = self.layout = None
+        self.mesh, self.shapes = mesh, shapes
+
+    @classmethod
+    def of(
+        cls, array: Any, mesh: ReplicaMesh | None, layout: Layout = Layout.MIRRORED
+    ) -> Self:
+        """The value whose parts, or copies, `array` holds."""
+        self = cls.__new__(cls)
+        self._parts = self.shapes = None
+        self.array, self.mesh, self.layout = array, mesh, layout
+        return self
 
     @property
     def values(self) -> tuple[Any, ...]:
@@ -104,22 +119,8 @@ class PerReplica(ReplicaValues):
     }
     """
 
-    __slots__ = ("layout", "shapes")
+    __slots__ = ()
     __module__ = "mirrax.distribute"
-
-    def __init__(
-        self, values: Iterable[Any], shapes: Any = None, mesh: ReplicaMesh | None = None
-    ) -> None:
-        self._parts, self.array, self.layout = tuple(values), None, None
-        self.mesh, self.shapes = mesh, shapes
-
-    @classmethod
-    def of(cls, array: Any, mesh: ReplicaMesh | None, layout: Layout) -> PerReplica:
-        """The value whose parts `array` holds."""
-        self = cls.__new__(cls)
-        self._parts = self.shapes = None
-        self.array, self.mesh, self.layout = array, mesh, layout
-        return self
 
     def _take_apart(self) -> tuple[jax.Array, ...]:
         array, mesh, layout = self.array, self.mesh, self.layout
@@ -156,21 +157,9 @@ class Mirrored(ReplicaValues, ArrayLike):
 
     __slots__ = ()
     __module__ = "mirrax.distribute"
-    shapes = None
 
     def __init__(self, values: Iterable[Any], mesh: ReplicaMesh | None = None) -> None:
-        self._parts, self.array, self.mesh = tuple(values), None, mesh
-
-    @classmethod
-    def of(cls, array: Any, mesh: ReplicaMesh | None) -> Mirrored:
-        """The value whose copies are those of an array that is the same on all devices."""
-        self = cls.__new__(cls)
-        self._parts, self.array, self.mesh = None, array, mesh
-        return self
-
-    @property
-    def layout(self) -> Layout | None:
-        return None if self.array is None else Layout.MIRRORED
+        super().__init__(values, mesh=mesh)
 
     def _take_apart(self) -> tuple[Any, ...]:
         if isinstance(self.array, Tracer):
@@ -183,17 +172,17 @@ class Mirrored(ReplicaValues, ArrayLike):
             isinstance(self.array, Tracer) or context.in_program(here)
         ):
             return self.array
-        index = context.local_index(here)
-        return self.values[index if index < len(self.values) else 0]
+        return self.copy_for(context.local_index(here))
+
+    def copy_for(self, local_index: int) -> Any:
+        """The copy of a replica, or another one where it has none: all are equal."""
+        return self.values[local_index if local_index < len(self.values) else 0]
 
 
 def _flatten_mirrored(value: Mirrored) -> tuple[tuple[Any, ...], Any]:
     here = context.current()
-    if (
-        here.replica is not None
-        and not context.in_program(here)
-        and not context.is_default()
-    ):
+    is_in_replica = here.replica is not None and not context.is_default()
+    if is_in_replica and not context.in_program(here):
         return (value.__jax_array__(),), "own"
     if value.array is not None:
         return (value.array,), value.mesh
@@ -220,9 +209,8 @@ DistributedValues.register(ReplicaValues)
 # What values are -----------------------------------------------------------------------
 
 
-def is_distributed(value: Any) -> bool:
-    """Whether `value` has a part for each replica."""
-    return isinstance(value, ReplicaValues)
+# Whether a value has a part for each replica.
+is_distributed: Callable[[Any], bool] = ReplicaValues.__instancecheck__
 
 
 def is_array(value: Any) -> bool:
@@ -293,14 +281,13 @@ def join(value: ReplicaValues, mesh: ReplicaMesh) -> tuple[jax.Array, Layout]:
     layout = value.layout
     if layout is not None and layout.is_split and value.mesh == mesh:
         return value.array, layout
-    parts = value.values
     check_parts(value, mesh)
-    if not all(map(is_numeric, parts)):
+    if not all(map(is_numeric, value.values)):
         raise UnevenError
-    if any(isinstance(part, Tracer) for part in parts):
-        return _join_traced(parts, mesh)
+    if any(isinstance(part, Tracer) for part in value.values):
+        return _join_traced(value.values, mesh)
     with jax.ensure_compile_time_eval():
-        return _join_concrete(value, parts, mesh)
+        return _join_arrays(value, mesh)
 
 
 def check_parts(value: ReplicaValues, mesh: ReplicaMesh) -> None:
@@ -315,10 +302,8 @@ def check_parts(value: ReplicaValues, mesh: ReplicaMesh) -> None:
         )
 
 
-def _join_concrete(
-    value: ReplicaValues, parts: Sequence[Any], mesh: ReplicaMesh
-) -> tuple[jax.Array, Layout]:
-    arrays = [to_device(p, device) for p, device in zip(parts, mesh.local_devices)]
+def _join_arrays(value: ReplicaValues, mesh: ReplicaMesh) -> tuple[jax.Array, Layout]:
+    arrays = list(map(to_device, value.values, mesh.local_devices))
     shapes = [(a.shape, a.dtype) for a in arrays]
     if isinstance(value, PerReplica) and mesh.spans_workers:
         if value.shapes is None:
@@ -328,7 +313,7 @@ def _join_concrete(
         raise UnevenError
     layout = mesh.split_layout(arrays[0].ndim)
     if mesh.has_row(layout):
-        arrays = [_expand(a, d) for a, d in zip(arrays, mesh.local_devices)]
+        arrays = list(map(_expand, arrays, mesh.local_devices))
     array = mesh.join(arrays, mirrored=False)
     if isinstance(value, PerReplica):
         value.array, value.mesh, value.layout = array, mesh, layout
@@ -376,14 +361,13 @@ def part_of(leaf: Any, mesh: ReplicaMesh | None, local_index: int | None) -> Any
         return _part_in_program(leaf)
     if not isinstance(leaf, ReplicaValues):
         return leaf if mesh is None else mesh.local_view(leaf, local_index)
-    if isinstance(leaf, Mirrored) and len(leaf.values) == 1:
-        local_index = 0
-    if mesh is None:
-        return leaf.values[local_index]
-    if isinstance(leaf, Mirrored) and len(leaf.values) != len(mesh.local_ids):
-        return on_device(leaf.values[0], mesh.local_devices[local_index])
-    check_parts(leaf, mesh)
-    return on_device(leaf.values[local_index], mesh.local_devices[local_index])
+    if isinstance(leaf, Mirrored):
+        part = leaf.copy_for(local_index)
+    else:
+        if mesh is not None:
+            check_parts(leaf, mesh)
+        part = leaf.values[local_index]
+    return part if mesh is None else on_device(part, mesh.local_devices[local_index])
 
 
 def _part_in_program(leaf: Any) -> Any:
