@@ -20,24 +20,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """One entry of the stack.
-
-    Attributes:
-        strategy: The current strategy.
-        replica: The replica context, or None in cross-replica context.
-        updating: The local replica whose copies `extended.update` is changing, or None.
-        frame: Where variables are read and written while a function is traced, or None.
-        compile_runs: The `mx.function` whose own Python runs on the host, and in which
-            `run` compiles plain functions; or None.
-        colocate_with: The variable whose devices new variables are put on, or None.
-    """
+    """One entry of the stack."""
 
     strategy: StrategyLike
-    replica: ReplicaLike | None = None
-    updating: int | None = None
-    frame: FrameLike | None = None
+    replica: ReplicaLike | None = None  # None in cross-replica context
+    updating: int | None = (
+        None  # the local replica whose copy `extended.update` changes
+    )
+    frame: FrameLike | None = None  # where variables are while a function is traced
+    # The `mx.function` whose own Python runs on the host, and in which `run` compiles.
     compile_runs: Any = None
-    colocate_with: Atom | None = None
+    colocate_with: Atom | None = None  # the variable whose devices new ones are put on
 
 
 class _Stack(threading.local):

@@ -29,17 +29,12 @@ _STEPS_BEFORE_WAIT = 8
 launching = threading.RLock()
 
 
-class _Pool:
-    """What is known of the pool, and the programs since the last wait where it is small."""
+class Pool:
+    """What is known of the pool."""
 
     is_small = False
-    launches = 0
-    workers_here = 1
-
-
-def set_workers_here(count: int) -> None:
-    """Says how many workers share this machine, before JAX starts: each gets its share."""
-    _Pool.workers_here = count
+    launches = 0  # where it is small
+    workers_here = 1  # that share this machine's cores; set before JAX starts
 
 
 def install() -> None:
@@ -51,12 +46,12 @@ def install() -> None:
 def _sized_pool() -> Iterator[None]:
     """Sizes the pool of a CPU client that starts inside the `with` block."""
     count = requested_cpu_devices()
-    is_alone = count < 2 and _Pool.workers_here < 2
+    is_alone = count < 2 and Pool.workers_here < 2
     if is_alone or any(name in os.environ for name in _POOL_VARIABLES):
         yield
         return
     name = _POOL_VARIABLES[0]
-    share = max(1, _cores() // _Pool.workers_here)
+    share = max(1, _cores() // Pool.workers_here)
     os.environ[name] = str(max(share, 2 * count if count > 1 else 1))
     try:
         yield
@@ -76,12 +71,12 @@ def requested_cpu_devices() -> int:
 def check_pool(devices: Sequence[Device]) -> None:
     """Warns where the pool is too small for programs on `devices`, and makes steps wait."""
     count = sum(device.platform == "cpu" for device in devices)
-    if count < 2 or _Pool.is_small:
+    if count < 2 or Pool.is_small:
         return
     size = _pool_size()
     if size is None or size >= 2 * count:
         return
-    _Pool.is_small = True
+    Pool.is_small = True
     set_by_user = next((name for name in _POOL_VARIABLES if name in os.environ), None)
     cause = (
         f"{set_by_user}={os.environ[set_by_user]} sets its size; set it to {2 * count} or more"
@@ -100,9 +95,9 @@ def check_pool(devices: Sequence[Device]) -> None:
 
 def after_launch(results: Any) -> None:
     """Called after each program on several devices: keeps few in flight on a small pool."""
-    if _Pool.is_small:
-        _Pool.launches += 1
-        if _Pool.launches % _STEPS_BEFORE_WAIT == 0:
+    if Pool.is_small:
+        Pool.launches += 1
+        if Pool.launches % _STEPS_BEFORE_WAIT == 0:
             jax.block_until_ready(results)
 
 

@@ -163,9 +163,8 @@ class ReplicaMesh:
 
     def equal_shapes(self, part: Any) -> tuple[Any, ...] | None:
         """Every replica's shape and dtype where they are known to be those of `part`."""
-        return (
-            ((part.shape, part.dtype.name),) * self.size if self.spans_workers else None
-        )
+        known = (part.shape, part.dtype.name)
+        return (known,) * self.size if self.spans_workers else None
 
     def agreed_shapes(self, parts: Sequence[Any]) -> tuple[Any, ...]:
         """The shape and dtype of every replica's part, from this worker's own ones."""

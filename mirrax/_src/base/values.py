@@ -56,19 +56,13 @@ class DistributedValues(abc.ABC):
 
 
 class ReplicaValues(Atom):
-    """What `PerReplica` and `Mirrored` share.
-
-    Attributes:
-        array: All parts in one, if they are.
-        mesh: Where they lie; None if that is not known, or parts were put together by hand.
-        layout: How they lie in `array`.
-        shapes: The shape and dtype of all workers' parts, where they are known and unequal
-            or not in one array.
-    """
+    """What `PerReplica` and `Mirrored` share."""
 
     __slots__ = ("_parts", "array", "layout", "mesh", "shapes")
-    array: Any
-    layout: Layout | None
+    array: Any  # all parts in one, if they are
+    layout: Layout | None  # how they lie in it
+    mesh: ReplicaMesh | None  # where they lie, if that is known
+    # The shape and dtype of all workers' parts, where known and not in one array.
     shapes: tuple[Any, ...] | None
     _take_apart: Callable[[], tuple[Any, ...]]  # each kind's own
 
@@ -130,9 +124,7 @@ class PerReplica(ReplicaValues):
         assert mesh is not None
         if isinstance(array, Tracer):
             if mesh.spans_workers:
-                raise RunEagerly(
-                    "one worker's part of a value, in code for all workers"
-                )
+                raise RunEagerly("parts of one worker, in code for all workers")
             shape = mesh.part_shape(layout, array.shape)
             rows = array.reshape(mesh.size, *shape)
             return tuple(rows[i] for i in mesh.local_ids)
@@ -281,7 +273,7 @@ def join(value: ReplicaValues, mesh: ReplicaMesh) -> tuple[jax.Array, Layout]:
     layout = value.layout
     if layout is not None and layout.is_split and value.mesh == mesh:
         return value.array, layout
-    check_parts(value, mesh)
+    check_parts(value, len(mesh.local_ids))
     if not all(map(is_numeric, value.values)):
         raise UnevenError
     if any(isinstance(part, Tracer) for part in value.values):
@@ -290,15 +282,14 @@ def join(value: ReplicaValues, mesh: ReplicaMesh) -> tuple[jax.Array, Layout]:
         return _join_arrays(value, mesh)
 
 
-def check_parts(value: ReplicaValues, mesh: ReplicaMesh) -> None:
-    """Raises if `value` was not made for as many replicas as `mesh` has here."""
-    found, needed = len(value.values), len(mesh.local_ids)
-    if found != needed:
+def check_parts(value: ReplicaValues, count: int) -> None:
+    """Raises if `value` was not made for a strategy with `count` replicas here."""
+    if len(value.values) != count:
         raise ValueError(
-            f"A {type(value).__name__} value with {found} parts cannot be used with a "
-            f"strategy that has {needed} replicas here. Make it with "
-            "`strategy.experimental_distribute_values_from_function`, or give it one part "
-            "for each replica."
+            f"A {type(value).__name__} value with {len(value.values)} parts cannot be used "
+            f"with a strategy that has {count} replica(s) here. Use the strategy that made "
+            "it, make it with `strategy.experimental_distribute_values_from_function`, or "
+            "give it one part for each replica."
         )
 
 
@@ -365,7 +356,7 @@ def part_of(leaf: Any, mesh: ReplicaMesh | None, local_index: int | None) -> Any
         part = leaf.copy_for(local_index)
     else:
         if mesh is not None:
-            check_parts(leaf, mesh)
+            check_parts(leaf, len(mesh.local_ids))
         part = leaf.values[local_index]
     return part if mesh is None else on_device(part, mesh.local_devices[local_index])
 
@@ -387,12 +378,8 @@ def only_part(value: Any) -> Any:
     """`value` where there is one replica: the one part, or a copy."""
     if not isinstance(value, ReplicaValues):
         return value
-    if isinstance(value, PerReplica) and len(value.values) != 1:
-        raise ValueError(
-            f"A PerReplica value with {len(value.values)} parts cannot be used with a "
-            "strategy of one replica, which would drop all but the first. Use the strategy "
-            "that made it."
-        )
+    if isinstance(value, PerReplica):
+        check_parts(value, 1)
     return value.values[0]
 
 

@@ -255,7 +255,7 @@ def join_cluster(
     roster.join(options.join_timeout)
     _check_facts(roster)
     hosts = [each["host"] for each in roster.facts]
-    logical.set_workers_here(hosts.count(facts["host"]))
+    logical.Pool.workers_here = hosts.count(facts["host"])
     if not jax.distributed.is_initialized():
         _connect_jax(roster, host)
     _current = Cluster(roster, options)

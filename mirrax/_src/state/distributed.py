@@ -127,10 +127,7 @@ class DistributedVariable(Variable):
 
     def _update_copies(self, value: Any, update: Update) -> None:
         """Updates every copy with its part of `value`, or with all of a plain one."""
-
-        def assign(copy: ComponentVariable, part: Any) -> None:
-            copy._assign(part, update)
-
+        assign = functools.partial(ComponentVariable._assign, update=update)
         self.strategy.extended.update(self, assign, args=(value,))
 
     def _assign_own(self, here: Context, value: Any, update: Update) -> None:
@@ -184,9 +181,7 @@ class DistributedVariable(Variable):
         if frame is None or frame.mode is Mode.EAGER:
             value = self._hand_out()
         elif frame.mode is Mode.PART:
-            raise RunEagerly(
-                "all copies of a variable, in a part that is compiled alone"
-            )
+            raise RunEagerly("all copies of a variable, in one replica's compiled part")
         else:
             value = frame.read(self)
             if frame.mode.is_program:

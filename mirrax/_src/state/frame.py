@@ -36,15 +36,7 @@ _seating = threading.Lock()
 
 
 class Frame:
-    """The variables as one traced function sees them.
-
-    Attributes:
-        mode: What kind of code it is.
-        reads: The bound variables that were read, in order.
-        writes: The latest value of each variable that was written.
-        meshes: The meshes of the `run`s that were traced.
-        created: Variables that came into being while the frame was active.
-    """
+    """The variables as one traced function sees them."""
 
     def __init__(
         self, values: Mapping[Variable, Any], mode: Mode, parent: Frame | None = None
@@ -55,10 +47,10 @@ class Frame:
         self._caches = contextlib.ExitStack()
         self._read_deeper: set[int] = set()
         self.mode = mode
-        self.reads: dict[Variable, None] = {}
-        self.writes: dict[Variable, Any] = {}
-        self.meshes: list[ReplicaMesh] = []
-        self.created: list[Variable] = []
+        self.reads: dict[Variable, None] = {}  # of those in `values`, in order
+        self.writes: dict[Variable, Any] = {}  # the latest value of each
+        self.meshes: list[ReplicaMesh] = []  # of the `run`s that were traced
+        self.created: list[Variable] = []  # while the frame was active
 
     def __enter__(self) -> Frame:
         if self.mode.is_traced:

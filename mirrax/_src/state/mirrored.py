@@ -82,8 +82,9 @@ class MirroredVariable(DistributedVariable):
         op = ReduceOp.from_variable_aggregation(self.aggregation)
         if isinstance(value, _PYTHON_NUMBER) and op is ReduceOp.MEAN:
             return value
-        is_apart = isinstance(value, PerReplica) and value.array is None
-        parts = value.values if is_apart else (value,)
+        parts: tuple[Any, ...] = (value,)
+        if isinstance(value, PerReplica) and value.array is None:
+            parts = value.values
         if (
             op is ReduceOp.SUM
             and all(isinstance(p, _PYTHON_NUMBER) and p == parts[0] for p in parts)

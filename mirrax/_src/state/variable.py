@@ -39,17 +39,13 @@ lost: set[int] = set()
 
 
 class Home:
-    """Where variables' arrays live: one list, which a program passes on call after call.
-
-    Attributes:
-        arrays: The arrays, in the order of the program.
-        is_whole: Whether all variables that moved in still live here.
-    """
+    """Where variables' arrays live: one list, which a program passes on call after call."""
 
     __slots__ = ("arrays", "is_whole")
 
     def __init__(self, arrays: list[Any]) -> None:
-        self.arrays, self.is_whole = arrays, True
+        self.arrays = arrays  # in the order of the program
+        self.is_whole = True  # whether all variables that moved in still live here
 
 
 def live_variables() -> list[Variable]:
@@ -85,9 +81,7 @@ class VariableSpec:
             value = self.initial_value
             value = value() if callable(value) else value
             if isinstance(value, Tracer):
-                raise RunEagerly(
-                    "a variable is made from a value that only exists while tracing"
-                )
+                raise RunEagerly("a variable is made from a traced value")
             if isinstance(value, Variable | Mirrored):
                 value = value.__jax_array__()
             if isinstance(value, PerReplica):

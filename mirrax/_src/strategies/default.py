@@ -90,5 +90,5 @@ def experimental_set_strategy(strategy: Strategy | None) -> None:
         )
     if strategy is not None and not isinstance(strategy, Strategy):
         raise TypeError(f"`strategy` must be a Strategy or None, got {strategy!r}.")
-    is_default = strategy is None or strategy is _default
-    context.replace_base(default_context if is_default else Context(strategy))
+    other = None if strategy is _default else strategy
+    context.replace_base(Context(other) if other else default_context)
