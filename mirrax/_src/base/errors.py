@@ -37,10 +37,7 @@ def warn_renamed(old: str, new: str) -> None:
 
 
 def renamed(new: str) -> Callable[[_Method], _Method]:
-    """Marks a method as the older form of `new`: it warns once in a process, and works.
-
-    With "" there is no newer form, because there is nothing to do.
-    """
+    """Marks a method as the older form of `new`, or of nothing: it warns once, and works."""
 
     def mark(method: _Method) -> _Method:
         @functools.wraps(method)
@@ -75,10 +72,7 @@ def sentence(text: str) -> str:
 
 
 class RunEagerly(BaseException):
-    """What is being traced has to run as plain Python instead; never reaches users.
-
-    A BaseException, so that an `except Exception` of the traced code lets it pass.
-    """
+    """What is being traced has to run as plain Python; passes its `except Exception`."""
 
 
 class OutOfRangeError(Exception):

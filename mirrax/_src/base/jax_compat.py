@@ -145,8 +145,7 @@ def make_jaxpr(
 ) -> tuple[ClosedJaxpr, Any]:
     """`fn(*args)`, which gives outputs and what else is known of them, as a jaxpr and that.
 
-    `axis` may be reduced over. Tracing outside `shard_map` keeps JAX's varying-axes types
-    out of user code: with them a `lax.scan` that starts from `jnp.zeros` fails.
+    `axis` may be reduced over; not in a `shard_map`, whose types reach into user code.
     """
     known: list[Any] = []  # must hold no tracers: they do not outlive the trace
 

@@ -10,7 +10,6 @@ import contextlib
 import os
 import re
 import threading
-import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from typing import Any
 import jax
 
 from mirrax._src.base import hooks, jax_compat
+from mirrax._src.base.errors import warn_user
 from mirrax._src.base.jax_compat import Device
 
 # The first of these that is set sizes the pool.
@@ -83,13 +83,12 @@ def check_pool(devices: Sequence[Device]) -> None:
         if set_by_user
         else "JAX had started its devices before mirrax was imported; import mirrax first"
     )
-    warnings.warn(
+    warn_user(
         f"JAX's CPU thread pool has {size} threads, but {count} CPU devices need {2 * count} "
         f"to be safe from a dead-lock in XLA. {cause}. Until then mirrax waits for every "
         f"{_STEPS_BEFORE_WAIT}th step, which is slower, and JAX code of your own that runs on "
         "several CPU devices can still stop for ever.",
         RuntimeWarning,
-        stacklevel=5,
     )
 
 

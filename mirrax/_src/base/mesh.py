@@ -52,14 +52,10 @@ def shards_of(array: jax.Array) -> Sequence[Any]:
 
 @dataclass(frozen=True)
 class ReplicaMesh:
-    """The devices of a strategy in order: replica i runs on `devices[i]`.
-
-    `devices` are all workers'; `local_ids` are the replicas that this process runs. With
-    several workers `cluster` is how they agree on what no program can tell them.
-    """
+    """The devices of a strategy in order, of all workers: replica i runs on `devices[i]`."""
 
     devices: tuple[Device, ...]
-    # None on one worker; asked only where `spans_workers`.
+    # How workers agree on what no program can tell them; None where there is one worker.
     cluster: ClusterLike = field(default=None, compare=False, repr=False)  # type: ignore[assignment]
 
     @property
@@ -110,6 +106,7 @@ class ReplicaMesh:
 
     @functools.cached_property
     def local_ids(self) -> tuple[int, ...]:
+        """The replicas that this process runs."""
         return tuple(
             i
             for i, device in enumerate(self.devices)

@@ -267,8 +267,7 @@ def _expand(x: jax.Array, device: Device) -> jax.Array:
 def join(value: ReplicaValues, mesh: ReplicaMesh) -> tuple[jax.Array, Layout]:
     """The parts of `value` in one array for programs on `mesh`, and how they lie in it.
 
-    Raises:
-        UnevenError: If the parts differ in shape or dtype or are no arrays.
+    Raises `UnevenError` if they differ in shape or dtype or are no arrays.
     """
     layout = value.layout
     if layout is not None and layout.is_split and value.mesh == mesh:
@@ -342,11 +341,8 @@ def on_device(value: Any, device: Device) -> Any:
 def part_of(leaf: Any, mesh: ReplicaMesh | None, local_index: int | None) -> Any:
     """What one replica sees of `leaf`: its own part or copy, where it can use it.
 
-    Args:
-        leaf: Any value; one that is not distributed is the same for all replicas.
-        mesh: The replica's mesh; None if there is one replica on no device in particular.
-        local_index: Which of this worker's replicas, or None in the replicas' program,
-            which works for all of them at once.
+    `mesh` is None where there is one replica, on no device in particular; `local_index` is
+    None in the replicas' program, which works for all of them at once.
     """
     if local_index is None:
         return _part_in_program(leaf)

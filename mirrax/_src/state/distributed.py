@@ -75,10 +75,10 @@ class DistributedVariable(Variable):
 
     # Reading -------------------------------------------------------------------------
 
-    def concrete(self, is_local: bool) -> Any:
+    def concrete(self, is_local: bool = False) -> Any:
+        stored = super().concrete()
         if not is_local:
-            return self.stored
-        stored = self._hand_out()
+            return stored
         copies = stored.values if isinstance(stored, PerReplica) else copies_of(stored)
         return copies[context.local_index(context.current())]
 
@@ -179,7 +179,7 @@ class DistributedVariable(Variable):
         frame = context.current().frame
         mesh = self.strategy.replica_mesh
         if frame is None or frame.mode is Mode.EAGER:
-            value = self._hand_out()
+            value = self.concrete()
         elif frame.mode is Mode.PART:
             raise RunEagerly("all copies of a variable, in one replica's compiled part")
         else:

@@ -39,7 +39,7 @@ class MirroredVariable(DistributedVariable):
 
     def _found(self, here: Context) -> Any:
         """What cross-replica code finds: one array, or a `PerReplica` of unequal copies."""
-        return here.frame.read(self) if here.frame else self._hand_out()
+        return here.frame.read(self) if here.frame else self.concrete()
 
     def _assign_together(self, here: Context, value: Any, update: Update) -> None:
         if isinstance(value, PerReplica) or isinstance(self._found(here), PerReplica):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import operator
 import weakref
@@ -103,9 +104,8 @@ class VariableSpec:
 class _VariableType(type):
     """Lets the current strategy choose the kind that `mx.Variable(...)` makes.
 
-    Every kind is also registered as a pytree of its array. JAX's compiled functions flatten
-    their arguments, so that this is what makes `jnp.matmul(x, v)` work; what comes back out
-    of the tree is a plain array.
+    Every kind is also a pytree of its array, so that JAX's compiled functions, which flatten
+    their arguments, take it: `jnp.matmul(x, v)`. What comes out is a plain array.
     """
 
     def __init__(cls, *args: Any) -> None:
@@ -146,18 +146,7 @@ class Variable(ArrayLike, Atom, metaclass=_VariableType):
     _layout = Layout.PLAIN
     _view: PerReplica | None = None
     strategy: Any  # a `StrategyLike`, or None where no strategy made the variable
-
-    def __init__(
-        self,
-        initial_value: Any,
-        trainable: bool | None = None,
-        name: str | None = None,
-        dtype: Any = None,
-        synchronization: VariableSynchronization = VariableSynchronization.AUTO,
-        aggregation: VariableAggregation = VariableAggregation.NONE,
-    ) -> None:
-        # The metaclass turns `mx.Variable(...)` into one of the kinds' `create`.
-        raise AssertionError
+    __signature__ = inspect.signature(VariableSpec)
 
     def _setup(
         self, spec: VariableSpec, strategy: StrategyLike | None, value: jax.Array
@@ -255,12 +244,8 @@ class Variable(ArrayLike, Atom, metaclass=_VariableType):
                 "calls `lax.scan`; or read the variable outside and pass the value in."
             )
 
-    def concrete(self, is_local: bool) -> Any:
-        """The array that is stored, outside any frame; `is_local` means one replica's."""
-        return self._hand_out()
-
-    def _hand_out(self) -> Any:
-        """What is stored, for somebody who may keep it."""
+    def concrete(self, is_local: bool = False) -> Any:
+        """What is stored, for somebody who may keep it; `is_local` means one replica's."""
         with launching:  # a step on another thread must not donate it
             handed_out.add(self.number)
             return self.stored
