@@ -8,6 +8,7 @@ asked for, without copying.
 from __future__ import annotations
 
 import abc
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Self
 
@@ -381,9 +382,8 @@ def only_part(value: Any) -> Any:
 
 def parts_of(tree: PyTree, mesh: ReplicaMesh | None, local_index: int | None) -> PyTree:
     """`tree` as one replica sees it."""
-    return jax.tree.map(
-        lambda leaf: part_of(leaf, mesh, local_index), tree, is_leaf=is_leaf
-    )
+    own = functools.partial(part_of, mesh=mesh, local_index=local_index)
+    return jax.tree.map(own, tree, is_leaf=is_leaf)
 
 
 def regroup(
@@ -397,7 +397,7 @@ def regroup(
     An object that all replicas share comes back as itself, if `may_stay_one` says so.
     """
     flat = [jax.tree.flatten(r, is_leaf=is_leaf) for r in results]
-    leaves, tree = flat[0]
+    tree = flat[0][1]
     for i, (_, other) in enumerate(flat):
         if other != tree:
             raise ValueError(

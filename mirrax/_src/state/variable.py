@@ -225,13 +225,12 @@ class Variable(ArrayLike, Atom, metaclass=_VariableType):
         """Raises if a failed step has taken the value; assigning gives a new one."""
         if self.number not in lost:
             return
-        if not self.in_one_array()[0].is_deleted():
-            lost.discard(self.number)
-            return
-        raise RuntimeError(
-            f"Variable {self.name!r} has lost its value: a step that updated it in place has "
-            "failed. Assign it again, or restore a checkpoint."
-        )
+        if self.in_one_array()[0].is_deleted():
+            raise RuntimeError(
+                f"Variable {self.name!r} has lost its value: a step that updated it in place "
+                "has failed. Assign it again, or restore a checkpoint."
+            )
+        lost.discard(self.number)
 
     def check_readable(self) -> None:
         """Raises inside a trace of JAX's own, which would keep today's value for ever."""
