@@ -1,6 +1,6 @@
 """Devices: `mx.config`."""
 
-from mirrax._src.base.logical import list_logical_devices as list_logical_devices
+from mirrax._src.base.devices import list_logical_devices as list_logical_devices
 from mirrax._src.base.logical import (
     set_logical_device_configuration as set_logical_device_configuration,
 )

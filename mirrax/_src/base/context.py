@@ -6,6 +6,7 @@ code written for replicas also runs without a strategy.
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -19,77 +20,53 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """One entry of the stack.
-
-    Attributes:
-        strategy: The current strategy.
-        replica: The replica context, or None in cross-replica context.
-        updating: The local replica whose copies `extended.update` is changing, or None.
-        frame: Where variables are read and written while a function is traced, or None.
-        compile_runs: The `mx.function` whose own Python runs on the host, and in which
-            `run` compiles plain functions; or None.
-        colocate_with: The variable whose devices new variables are put on, or None.
-    """
+    """One entry of the stack."""
 
     strategy: StrategyLike
-    replica: ReplicaLike | None = None
-    updating: int | None = None
-    frame: FrameLike | None = None
+    replica: ReplicaLike | None = None  # None in cross-replica context
+    updating: int | None = (
+        None  # the local replica whose copy `extended.update` changes
+    )
+    frame: FrameLike | None = None  # where variables are while a function is traced
+    # The `mx.function` whose own Python runs on the host, and in which `run` compiles.
     compile_runs: Any = None
-    colocate_with: Atom | None = None
+    colocate_with: Atom | None = None  # the variable whose devices new ones are put on
 
 
 class _Stack(threading.local):
-    def __init__(self) -> None:
-        self.entries: list[Context] = []
-        self.has_base = False
+    @functools.cached_property  # whose cache is the thread's own, too
+    def entries(self) -> list[Context]:
+        return [_default()]
 
 
 _stack = _Stack()
-_default: Context | None = None
-_make_default: Callable[[], Context] | None = None
+_default: Callable[[], Context]
 
 
-def set_default_context(make: Callable[[], Context]) -> None:
-    """Registers what an empty stack means; it is made when somebody asks."""
-    global _make_default
-    _make_default = make
+def set_default_context(load: Callable[[], Context]) -> None:
+    """Registers what lies at the bottom of a stack; it is loaded when somebody asks."""
+    global _default
+    _default = functools.cache(load)
 
 
 def current() -> Context:
     """The innermost context of this thread."""
-    entries = _stack.entries
-    return entries[-1] if entries else _default or _load_default()
+    return _stack.entries[-1]
 
 
 def is_default() -> bool:
     """Whether no strategy has been entered."""
-    entries = _stack.entries
-    default = _default or _load_default()
-    return not entries or entries[-1].strategy is default.strategy
+    return _stack.entries[-1].strategy is _default().strategy
 
 
-def _load_default() -> Context:
-    global _default
-    assert _make_default is not None
-    _default = _make_default()
-    return _default
+def replace_base(context: Context) -> None:
+    """Makes `context` the bottom of this thread's stack."""
+    _stack.entries[0] = context
 
 
-def replace_base(context: Context | None) -> None:
-    """Makes `context` the bottom of this thread's stack; None goes back to the default."""
-    _stack.entries[:] = [context] if context else []
-    _stack.has_base = context is not None
-
-
-def has_base() -> bool:
-    """Whether `replace_base` has put something at the bottom of this thread's stack."""
-    return _stack.has_base
-
-
-def depth() -> int:
-    """How many contexts this thread has entered."""
-    return len(_stack.entries)
+def is_entered() -> bool:
+    """Whether this thread has entered a context."""
+    return len(_stack.entries) > 1
 
 
 class enter:

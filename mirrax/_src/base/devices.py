@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import jax
 
 from mirrax._src.base import logical
 from mirrax._src.base.jax_compat import Device
 
-DeviceLike = str | Device | logical.LogicalDevice
+
+@dataclass(frozen=True)
+class LogicalDevice:
+    """A device by name, as `list_logical_devices` gives it."""
+
+    name: str
+    device_type: str
+
+
+DeviceLike = str | Device | LogicalDevice
 
 _PATTERN = re.compile(
     r"(?:/job:[^/]+)?(?:/replica:\d+)?(?:/task:\d+)?/?(?:device:)?"
@@ -19,25 +29,43 @@ _PATTERN = re.compile(
 )
 
 
+def device_kind(device: Device) -> str:
+    """`CPU`, `GPU` or `TPU`."""
+    platform = device.platform.upper()
+    return "GPU" if platform in ("CUDA", "ROCM") else platform
+
+
 def device_name(device: Device) -> str:
     """The short name of a device: `CPU:0`."""
     peers = jax.local_devices(
         process_index=device.process_index, backend=device.platform
     )
-    return f"{logical.device_kind(device)}:{peers.index(device)}"
+    return f"{device_kind(device)}:{peers.index(device)}"
+
+
+def all_local_devices() -> list[Device]:
+    """The devices of this worker, accelerators first."""
+    default, cpus = jax.local_devices(), jax.local_devices(backend="cpu")
+    return cpus if default[0].platform == "cpu" else [*default, *cpus]
+
+
+def list_logical_devices(device_type: str | None = None) -> list[LogicalDevice]:
+    """The devices of this worker, accelerators first; `device_type` as in `"CPU"`."""
+    return [
+        LogicalDevice(f"/device:{device_name(d)}", device_kind(d))
+        for d in all_local_devices()
+        if device_type is None or device_kind(d) == device_type.upper()
+    ]
 
 
 def resolve_devices(devices: Sequence[DeviceLike] | None) -> tuple[Device, ...]:
     """The devices for a strategy: those named, or all accelerators, or all CPUs."""
     if isinstance(devices, DeviceLike):
         devices = [devices]
-    if not devices:
-        logical.check_pool(jax.local_devices())
-        return tuple(jax.local_devices())
+    devices = devices or jax.local_devices()
     parsed = [_parse(device) for device in devices]
     cpus = [p[1] for p in parsed if isinstance(p, tuple) and p[0] == "CPU"]
-    if cpus:
-        logical.ensure_cpu_devices(max(cpus) + 1)
+    logical.ensure_cpu_devices(1 + max(cpus, default=0))
     found: dict[Device, DeviceLike] = {}
     for spec, given in zip(parsed, devices):
         device = _find(spec, given)
@@ -51,15 +79,10 @@ def resolve_devices(devices: Sequence[DeviceLike] | None) -> tuple[Device, ...]:
     return tuple(found)
 
 
-def resolve_device(device: DeviceLike) -> Device:
-    """The one device that `device` means."""
-    return resolve_devices([device])[0]
-
-
 def _parse(device: DeviceLike) -> tuple[str, int] | Device:
     if isinstance(device, Device):
         return device
-    text = device.name if isinstance(device, logical.LogicalDevice) else device
+    text = device.name if isinstance(device, LogicalDevice) else device
     match = _PATTERN.fullmatch(text.strip()) if isinstance(text, str) else None
     if match is None:
         raise ValueError(
@@ -79,7 +102,7 @@ def _find(spec: tuple[str, int] | Device, given: DeviceLike) -> Device:
         devices = []
     if index < len(devices):
         return devices[index]
-    existing = [device_name(d) for d in logical.all_local_devices()]
+    existing = [device_name(d) for d in all_local_devices()]
     hint = ""
     if kind == "CPU":
         hint = (

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import sys
 import threading
-import types
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -38,10 +37,7 @@ def warn_renamed(old: str, new: str) -> None:
 
 
 def renamed(new: str) -> Callable[[_Method], _Method]:
-    """Marks a method as the older form of `new`: it warns once in a process, and works.
-
-    With "" there is no newer form, because there is nothing to do.
-    """
+    """Marks a method as the older form of `new`, or of nothing: it warns once, and works."""
 
     def mark(method: _Method) -> _Method:
         @functools.wraps(method)
@@ -54,32 +50,20 @@ def renamed(new: str) -> Callable[[_Method], _Method]:
     return mark
 
 
-def users_line() -> str:
-    """The innermost line outside mirrax and JAX: `train.py:31`."""
-    return _users_line(sys._getframe(1))
-
-
-def line_of_thread(thread: threading.Thread) -> str:
-    """The same of another thread."""
-    frame = sys._current_frames().get(thread.ident or 0)
-    return _users_line(frame) if frame is not None else "its end"
-
-
-def _users_line(frame: types.FrameType) -> str:
-    while _is_library(frame.f_code.co_filename):
-        if frame.f_back is None:
-            return "its end"
+def users_line(thread: threading.Thread | None = None) -> str:
+    """The innermost line outside mirrax and JAX, here or in `thread`: `train.py:31`."""
+    frame = sys._current_frames().get(thread.ident or 0) if thread else sys._getframe(1)
+    while frame is not None and _is_library(frame.f_code.co_filename):
         frame = frame.f_back
+    if frame is None:
+        return "its end"
     return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
 
 
 def _is_library(file: str) -> bool:
     is_pythons_own = file.startswith(_STDLIB) and "site-packages" not in file
-    return (
-        file.startswith((_PACKAGE, "<string>", "<frozen"))
-        or "/jax/" in file
-        or is_pythons_own
-    )
+    is_ours = file.startswith((_PACKAGE, "<string>", "<frozen"))
+    return is_pythons_own or is_ours or "/jax/" in file
 
 
 def sentence(text: str) -> str:
@@ -88,10 +72,7 @@ def sentence(text: str) -> str:
 
 
 class RunEagerly(BaseException):
-    """What is being traced has to run as plain Python instead; never reaches users.
-
-    A BaseException, so that an `except Exception` of the traced code lets it pass.
-    """
+    """What is being traced has to run as plain Python; passes its `except Exception`."""
 
 
 class OutOfRangeError(Exception):

@@ -7,7 +7,6 @@ always called as well, and a forked child does not act for its parent.
 from __future__ import annotations
 
 import atexit
-import contextlib
 import os
 import sys
 import threading
@@ -16,13 +15,7 @@ from types import TracebackType
 
 from mirrax._src.base import jax_compat
 
-
-def around_cpu_start(
-    around: Callable[[], contextlib.AbstractContextManager[None]],
-) -> None:
-    """Has `around()` entered while JAX starts its CPU client, if it has not started yet."""
-    if not jax_compat.backend_started():
-        jax_compat.wrap_cpu_start(around)
+around_cpu_start = jax_compat.wrap_cpu_start
 
 
 def on_uncaught(hook: Callable[[BaseException, Callable[[], None]], None]) -> None:
@@ -45,10 +38,7 @@ def on_uncaught(hook: Callable[[BaseException, Callable[[], None]], None]) -> No
 
 
 def on_exit(fn: Callable[[], None]) -> None:
-    """Has `fn` called at the end of this process, but not of a forked child.
-
-    Python refuses new threads by then: see `before_threads_end`.
-    """
+    """Has `fn` called at the end of this process, but not of a forked child."""
     process = os.getpid()
 
     def call() -> None:
@@ -59,13 +49,9 @@ def on_exit(fn: Callable[[], None]) -> None:
 
 
 def before_threads_end(fn: Callable[[], None]) -> None:
-    """Has `fn` called when the main thread ends, while other threads still run.
+    """Has `fn` called when the main thread ends, in forked children too.
 
-    `on_exit` is too late for what needs new threads. A forked child calls it too, as it
-    may have work of its own to wait for.
-
-    Raises:
-        RuntimeError: If the main thread has ended.
+    New threads can still start, unlike in `on_exit`. Raises a RuntimeError afterwards.
     """
     import concurrent.futures.thread  # noqa: F401 - its own hook has to run after this one
 

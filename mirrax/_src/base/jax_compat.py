@@ -36,17 +36,20 @@ eval_jaxpr = jax.core.eval_jaxpr
 Literal = _extend_core.Literal
 Jaxpr = _extend_core.Jaxpr
 ClosedJaxpr = _extend_core.ClosedJaxpr
-
-
-def backend_started() -> bool:
-    """Whether JAX has started a backend, after which its devices are fixed."""
-    return _xla_bridge.backends_are_initialized()
+# Whether JAX has started a backend, after which its devices are fixed.
+backend_started = _xla_bridge.backends_are_initialized
+# Gives a token for the innermost JAX trace of this thread; equal inside the same one.
+trace_state = _extend_core.get_opaque_trace_state
+# Whether this thread is outside of all JAX transformations (jit, grad, vmap, ...).
+outside_traces: Callable[[], bool] = _core.trace_ctx.is_top_level
 
 
 def wrap_cpu_start(
     around: Callable[[], contextlib.AbstractContextManager[None]],
 ) -> None:
-    """Has `around()` entered while JAX starts its CPU client, whenever that is."""
+    """Has `around()` entered while JAX starts its CPU client, if it has not started yet."""
+    if backend_started():
+        return
     registration = _xla_bridge._backend_factories["cpu"]
     start = registration.factory
 
@@ -65,18 +68,12 @@ def wrap_cpu_start(
 
 
 def is_staging() -> bool:
-    """Whether the innermost trace of this thread makes a program (jit, scan, ...).
-
-    Such a trace may be cached by JAX and not run again; `grad` and `vmap` alone are not.
-    """
+    """Whether the innermost trace makes a program that JAX may keep: jit, scan, not grad."""
     return type(_core.trace_ctx.trace).__name__ == "DynamicJaxprTrace"
 
 
 def thread_settings() -> Callable[[], None]:
-    """Carries this thread's JAX settings (`with jax.enable_x64(): ...`) to another one.
-
-    Returns the function to call there; the thread must not be used for anything else.
-    """
+    """What gives this thread's settings (`jax.enable_x64`) to the thread that calls it."""
     holders: list[Any] = list(_config.config._value_holders.values())
     local = [(h, h.get_local()) for h in holders if hasattr(h, "get_local")]
     changed = [(f, v) for f, v in local if v is not _config.config_ext.unset]
@@ -97,10 +94,7 @@ fresh_traces = jax.make_user_context(None)
 
 
 def put_uncommitted(value: Any, device: Device) -> jax.Array:
-    """NumPy data on `device`, as an array that JAX may move.
-
-    In less than half the time of `device_put`, which also would commit it to the device.
-    """
+    """NumPy data on `device`, uncommitted, in less than half the time of `device_put`."""
     array = np.asarray(value)
     dtype = jax.dtypes.canonicalize_dtype(array.dtype)
     array = array if array.dtype == dtype else array.astype(dtype)
@@ -110,11 +104,7 @@ def put_uncommitted(value: Any, device: Device) -> jax.Array:
 
 
 def uncommitted(array: jax.Array) -> jax.Array:
-    """A single-device array that JAX may move: it mixes with arrays on other devices.
-
-    Shares the buffer. Arrays that users get from single replicas are like this, so that
-    summing them, or using a reduced value in a replica, just works.
-    """
+    """The same buffer as an array that JAX may move: it mixes with those of other devices."""
     if not isinstance(array, _array.ArrayImpl):
         return array  # a typed random key, say
     (device,) = array.sharding.device_set
@@ -124,20 +114,6 @@ def uncommitted(array: jax.Array) -> jax.Array:
     )
     single = jax.sharding.SingleDeviceSharding(device)
     return _array.ArrayImpl(aval, single, [array], committed=False, _skip_checks=True)
-
-
-def trace_state() -> object:
-    """A token for the innermost JAX trace of this thread; equal inside the same one."""
-    return _extend_core.get_opaque_trace_state()
-
-
-# Whether this thread is outside of all JAX transformations (jit, grad, vmap, ...).
-outside_traces: Callable[[], bool] = _core.trace_ctx.is_top_level
-
-
-def in_trace() -> bool:
-    """Whether this thread is inside a JAX transformation."""
-    return not outside_traces()
 
 
 def with_inputs(closed: ClosedJaxpr, inputs: Sequence[Any]) -> ClosedJaxpr:
@@ -169,8 +145,7 @@ def make_jaxpr(
 ) -> tuple[ClosedJaxpr, Any]:
     """`fn(*args)`, which gives outputs and what else is known of them, as a jaxpr and that.
 
-    `axis` may be reduced over. Tracing outside `shard_map` keeps JAX's varying-axes types
-    out of user code: with them a `lax.scan` that starts from `jnp.zeros` fails.
+    `axis` may be reduced over; not in a `shard_map`, whose types reach into user code.
     """
     known: list[Any] = []  # must hold no tracers: they do not outlive the trace
 
@@ -190,9 +165,7 @@ _gloo_host: list[str] = []
 def connect_workers(
     address: str, worker: int, count: int, own_host: str, timeout: int
 ) -> None:
-    """Joins JAX's distributed runtime, whose coordination service is at `address`.
-
-    The others reach this worker's devices at `own_host`.
+    """Joins JAX's coordination service at `address`; others reach this worker at `own_host`.
 
     As `jax.distributed.initialize`, without its service (which ends with its process, and
     takes all others along), its heartbeats (which abort the process), its handler of
@@ -203,7 +176,7 @@ def connect_workers(
         address,
         worker,
         init_timeout=timeout,
-        heartbeat_timeout=_NEVER_SECONDS,
+        heartbeat_timeout=7 * 24 * 3600,
         shutdown_on_destruction=False,
         use_compression=True,
     )
@@ -217,30 +190,21 @@ def connect_workers(
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(client))
 
 
-_NEVER_SECONDS = 7 * 24 * 3600
-
-
-def running_processes() -> tuple[Any, int, int]:
-    """JAX's client of its coordination service, this process's number and how many."""
+def running_processes() -> tuple[Any, str, int, int]:
+    """JAX's coordination service: its client and address; this process and how many."""
     state = _distributed.global_state
-    return state.client, state.process_id, state.num_processes
+    address = state.coordinator_address or ""
+    return state.client, address, state.process_id, state.num_processes
 
 
-def coordinator_address() -> str:
-    """Where JAX's coordination service is."""
-    return _distributed.global_state.coordinator_address or ""
+# The coordinator's address, the number of processes, this one's, its device ids.
+ClusterFacts = tuple[str | None, int | None, int | None, Sequence[int] | None]
 
 
 def detect_cluster(
-    coordinator_address: str | None,
-    num_processes: int | None,
-    process_id: int | None,
-    local_device_ids: Sequence[int] | None,
-    method: str | None,
-    timeout_seconds: int,
-) -> tuple[str | None, int | None, int | None, Sequence[int] | None]:
-    """These four, with what JAX finds in the environment for those that are None."""
-    given = coordinator_address, num_processes, process_id, local_device_ids
+    given: ClusterFacts, method: str | None, timeout_seconds: int
+) -> ClusterFacts:
+    """`given`, with what JAX finds in the environment for what is None."""
     if method is not None and not cluster_detection_methods()[method].is_env_present():
         return given  # JAX would fail with a KeyError
     return _clusters.ClusterEnv.auto_detect_unset_distributed_params(

@@ -1,11 +1,7 @@
 """Logical CPU devices, safe by default.
 
-XLA's CPU client starts a program on n devices with n tasks on a pool of threads, and the n
-executions run on the same pool. Each device admits 32 executions at a time; the tasks of
-the next program block in the pool until one has ended. At worst n tasks and n - 1
-executions, which wait in an all-reduce for the last one, hold a thread each: a pool of
-2n - 1 dead-locks, one of 2n cannot. By default the pool has as many threads as the machine
-has cores, so mirrax sizes it when the client starts (docs/design.md has the evidence).
+Programs on n CPU devices can dead-lock in XLA unless its pool has 2n threads, so mirrax
+sizes it when the CPU client starts (docs/design_around.md has the cause and the evidence).
 """
 
 from __future__ import annotations
@@ -14,15 +10,14 @@ import contextlib
 import os
 import re
 import threading
-import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import jax
 
 from mirrax._src.base import hooks, jax_compat
+from mirrax._src.base.errors import warn_user
 from mirrax._src.base.jax_compat import Device
 
 # The first of these that is set sizes the pool.
@@ -34,25 +29,12 @@ _STEPS_BEFORE_WAIT = 8
 launching = threading.RLock()
 
 
-class _Pool:
-    """What is known of the pool, and the programs since the last wait where it is small."""
+class Pool:
+    """What is known of the pool."""
 
     is_small = False
-    launches = 0
-    workers_here = 1
-
-
-def set_workers_here(count: int) -> None:
-    """Says how many workers share this machine, before JAX starts: each gets its share."""
-    _Pool.workers_here = count
-
-
-@dataclass(frozen=True)
-class LogicalDevice:
-    """A device by name, as `list_logical_devices` gives it."""
-
-    name: str
-    device_type: str
+    launches = 0  # where it is small
+    workers_here = 1  # that share this machine's cores; set before JAX starts
 
 
 def install() -> None:
@@ -64,12 +46,12 @@ def install() -> None:
 def _sized_pool() -> Iterator[None]:
     """Sizes the pool of a CPU client that starts inside the `with` block."""
     count = requested_cpu_devices()
-    is_alone = count < 2 and _Pool.workers_here < 2
+    is_alone = count < 2 and Pool.workers_here < 2
     if is_alone or any(name in os.environ for name in _POOL_VARIABLES):
         yield
         return
     name = _POOL_VARIABLES[0]
-    share = max(1, _cores() // _Pool.workers_here)
+    share = max(1, _cores() // Pool.workers_here)
     os.environ[name] = str(max(share, 2 * count if count > 1 else 1))
     try:
         yield
@@ -89,33 +71,32 @@ def requested_cpu_devices() -> int:
 def check_pool(devices: Sequence[Device]) -> None:
     """Warns where the pool is too small for programs on `devices`, and makes steps wait."""
     count = sum(device.platform == "cpu" for device in devices)
-    if count < 2 or _Pool.is_small:
+    if count < 2 or Pool.is_small:
         return
     size = _pool_size()
     if size is None or size >= 2 * count:
         return
-    _Pool.is_small = True
+    Pool.is_small = True
     set_by_user = next((name for name in _POOL_VARIABLES if name in os.environ), None)
     cause = (
         f"{set_by_user}={os.environ[set_by_user]} sets its size; set it to {2 * count} or more"
         if set_by_user
         else "JAX had started its devices before mirrax was imported; import mirrax first"
     )
-    warnings.warn(
+    warn_user(
         f"JAX's CPU thread pool has {size} threads, but {count} CPU devices need {2 * count} "
         f"to be safe from a dead-lock in XLA. {cause}. Until then mirrax waits for every "
         f"{_STEPS_BEFORE_WAIT}th step, which is slower, and JAX code of your own that runs on "
         "several CPU devices can still stop for ever.",
         RuntimeWarning,
-        stacklevel=5,
     )
 
 
 def after_launch(results: Any) -> None:
     """Called after each program on several devices: keeps few in flight on a small pool."""
-    if _Pool.is_small:
-        _Pool.launches += 1
-        if _Pool.launches % _STEPS_BEFORE_WAIT == 0:
+    if Pool.is_small:
+        Pool.launches += 1
+        if Pool.launches % _STEPS_BEFORE_WAIT == 0:
             jax.block_until_ready(results)
 
 
@@ -146,32 +127,6 @@ def set_logical_device_configuration(cpu: int) -> None:
             f"Call mx.config.set_logical_device_configuration(cpu={cpu}) at the top of the "
             "program, before arrays are made or devices are listed."
         )
-
-
-def list_logical_devices(device_type: str | None = None) -> list[LogicalDevice]:
-    """The devices of this worker, accelerators first; `device_type` as in `"CPU"`."""
-    return [
-        LogicalDevice(f"/device:{device_kind(d)}:{i}", device_kind(d))
-        for devices in _devices_by_platform()
-        for i, d in enumerate(devices)
-        if device_type is None or device_kind(d) == device_type.upper()
-    ]
-
-
-def all_local_devices() -> list[Device]:
-    """The devices of this worker, accelerators first."""
-    return [device for devices in _devices_by_platform() for device in devices]
-
-
-def device_kind(device: Device) -> str:
-    """`CPU`, `GPU` or `TPU`."""
-    platform = device.platform.upper()
-    return "GPU" if platform in ("CUDA", "ROCM") else platform
-
-
-def _devices_by_platform() -> list[list[Device]]:
-    default, cpus = jax.local_devices(), jax.local_devices(backend="cpu")
-    return [cpus] if default[0].platform == "cpu" else [default, cpus]
 
 
 def _pool_size() -> int | None:

@@ -52,14 +52,10 @@ def shards_of(array: jax.Array) -> Sequence[Any]:
 
 @dataclass(frozen=True)
 class ReplicaMesh:
-    """The devices of a strategy in order: replica i runs on `devices[i]`.
-
-    `devices` are all workers'; `local_ids` are the replicas that this process runs. With
-    several workers `cluster` is how they agree on what no program can tell them.
-    """
+    """The devices of a strategy in order, of all workers: replica i runs on `devices[i]`."""
 
     devices: tuple[Device, ...]
-    # None on one worker; asked only where `spans_workers`.
+    # How workers agree on what no program can tell them; None where there is one worker.
     cluster: ClusterLike = field(default=None, compare=False, repr=False)  # type: ignore[assignment]
 
     @property
@@ -79,16 +75,13 @@ class ReplicaMesh:
     @functools.cached_property
     def split(self) -> NamedSharding:
         """Replica i's part at position i of the first axis."""
-        return NamedSharding(self.mesh, self.split_spec)
-
-    @property
-    def split_spec(self) -> PartitionSpec:
         # One replica has the whole, so scalars need no axis to be split on.
-        return PartitionSpec(AXIS_NAME) if self.size > 1 else PartitionSpec()
+        axes = (AXIS_NAME,) if self.size > 1 else ()
+        return NamedSharding(self.mesh, PartitionSpec(*axes))
 
     def spec(self, layout: Layout) -> PartitionSpec:
         """`layout` as JAX writes it."""
-        return self.split_spec if layout.is_split else PartitionSpec()
+        return (self.split if layout.is_split else self.mirrored).spec
 
     def has_row(self, layout: Layout) -> bool:
         """Whether a replica's scalar has an axis in the whole that it has not by itself."""
@@ -113,6 +106,7 @@ class ReplicaMesh:
 
     @functools.cached_property
     def local_ids(self) -> tuple[int, ...]:
+        """The replicas that this process runs."""
         return tuple(
             i
             for i, device in enumerate(self.devices)
@@ -153,12 +147,9 @@ class ReplicaMesh:
 
     def join(self, parts: Sequence[jax.Array], *, mirrored: bool) -> jax.Array:
         """One global array of this worker's parts, each on its device already; no copy."""
-        shape = parts[0].shape
-        if mirrored or self.size == 1:
-            sharding = self.mirrored
-        else:
-            sharding = self.split
-            shape = (shape[0] * self.size, *shape[1:])
+        layout = Layout.MIRRORED if mirrored else Layout.SPLIT
+        shape = self.whole_shape(layout, parts[0].shape)
+        sharding = self.mirrored if mirrored else self.split
         return jax.make_array_from_single_device_arrays(shape, sharding, list(parts))
 
     def describe(self, replica_id: int) -> str:
@@ -169,9 +160,8 @@ class ReplicaMesh:
 
     def equal_shapes(self, part: Any) -> tuple[Any, ...] | None:
         """Every replica's shape and dtype where they are known to be those of `part`."""
-        return (
-            ((part.shape, part.dtype.name),) * self.size if self.spans_workers else None
-        )
+        known = (part.shape, part.dtype.name)
+        return (known,) * self.size if self.spans_workers else None
 
     def agreed_shapes(self, parts: Sequence[Any]) -> tuple[Any, ...]:
         """The shape and dtype of every replica's part, from this worker's own ones."""

@@ -44,8 +44,7 @@ class ExtendedLike(Protocol):
 class StrategyLike(Protocol):
     """A strategy, as variables, collectives and engines know it.
 
-    The default strategy's `replica_mesh` is None. It runs no replicas on devices, so only
-    code that may be called outside any scope meets it.
+    Only code that may be called outside any scope meets the default one, without a mesh.
     """
 
     @property

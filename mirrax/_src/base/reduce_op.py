@@ -17,8 +17,13 @@ class ReduceOp(enum.Enum):
     MEAN = "MEAN"
 
     @classmethod
-    def _missing_(cls, value: object) -> ReduceOp | None:
-        return cls.__members__.get(value.upper()) if isinstance(value, str) else None
+    def _missing_(cls, value: object) -> ReduceOp:
+        if isinstance(value, str) and value.upper() in cls.__members__:
+            return cls[value.upper()]
+        raise ValueError(
+            f"`reduce_op` must be ReduceOp.SUM, ReduceOp.MEAN or one of their names, "
+            f"got {value!r}."
+        )
 
     @staticmethod
     def from_variable_aggregation(aggregation: VariableAggregation) -> ReduceOp:
@@ -26,17 +31,6 @@ class ReduceOp(enum.Enum):
         if aggregation not in (VariableAggregation.SUM, VariableAggregation.MEAN):
             raise ValueError(f"{aggregation} is no reduction; only SUM and MEAN are.")
         return ReduceOp[aggregation.name]
-
-
-def parse_reduce_op(value: ReduceOp | str) -> ReduceOp:
-    """`value` as a `ReduceOp`; the error of a typo lists what exists."""
-    try:
-        return ReduceOp(value)
-    except ValueError:
-        raise ValueError(
-            f"`reduce_op` must be ReduceOp.SUM, ReduceOp.MEAN or one of their names, "
-            f"got {value!r}."
-        ) from None
 
 
 class VariableSynchronization(enum.Enum):

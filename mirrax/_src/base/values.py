@@ -8,8 +8,9 @@ asked for, without copying.
 from __future__ import annotations
 
 import abc
+import functools
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -56,23 +57,32 @@ class DistributedValues(abc.ABC):
 
 
 class ReplicaValues(Atom):
-    """What `PerReplica` and `Mirrored` share.
+    """What `PerReplica` and `Mirrored` share."""
 
-    Attributes:
-        array: All parts in one, if they are.
-        mesh: Where they lie; None if that is not known, or parts were put together by hand.
-        layout: How they lie in `array`.
-        shapes: The shape and dtype of all workers' parts, where they are known and unequal
-            or not in one array.
-    """
-
-    __slots__ = ("_parts", "array", "mesh")
-    array: Any
-    mesh: ReplicaMesh | None
-    layout: Layout | None
+    __slots__ = ("_parts", "array", "layout", "mesh", "shapes")
+    array: Any  # all parts in one, if they are
+    layout: Layout | None  # how they lie in it
+    mesh: ReplicaMesh | None  # where they lie, if that is known
+    # The shape and dtype of all workers' parts, where known and not in one array.
     shapes: tuple[Any, ...] | None
-    _parts: tuple[Any, ...] | None
     _take_apart: Callable[[], tuple[Any, ...]]  # each kind's own
+
+    def __init__(
+        self, values: Iterable[Any], shapes: Any = None, mesh: ReplicaMesh | None = None
+    ) -> None:
+        self._parts: tuple[Any, ...] | None = tuple(values)
+        self.array = self.layout = None
+        self.mesh, self.shapes = mesh, shapes
+
+    @classmethod
+    def of(
+        cls, array: Any, mesh: ReplicaMesh | None, layout: Layout = Layout.MIRRORED
+    ) -> Self:
+        """The value whose parts, or copies, `array` holds."""
+        self = cls.__new__(cls)
+        self._parts = self.shapes = None
+        self.array, self.mesh, self.layout = array, mesh, layout
+        return self
 
     @property
     def values(self) -> tuple[Any, ...]:
@@ -104,22 +114,8 @@ class PerReplica(ReplicaValues):
     }
     """
 
-    __slots__ = ("layout", "shapes")
+    __slots__ = ()
     __module__ = "mirrax.distribute"
-
-    def __init__(
-        self, values: Iterable[Any], shapes: Any = None, mesh: ReplicaMesh | None = None
-    ) -> None:
-        self._parts, self.array, self.layout = tuple(values), None, None
-        self.mesh, self.shapes = mesh, shapes
-
-    @classmethod
-    def of(cls, array: Any, mesh: ReplicaMesh | None, layout: Layout) -> PerReplica:
-        """The value whose parts `array` holds."""
-        self = cls.__new__(cls)
-        self._parts = self.shapes = None
-        self.array, self.mesh, self.layout = array, mesh, layout
-        return self
 
     def _take_apart(self) -> tuple[jax.Array, ...]:
         array, mesh, layout = self.array, self.mesh, self.layout
@@ -129,9 +125,7 @@ class PerReplica(ReplicaValues):
         assert mesh is not None
         if isinstance(array, Tracer):
             if mesh.spans_workers:
-                raise RunEagerly(
-                    "one worker's part of a value, in code for all workers"
-                )
+                raise RunEagerly("parts of one worker, in code for all workers")
             shape = mesh.part_shape(layout, array.shape)
             rows = array.reshape(mesh.size, *shape)
             return tuple(rows[i] for i in mesh.local_ids)
@@ -156,21 +150,9 @@ class Mirrored(ReplicaValues, ArrayLike):
 
     __slots__ = ()
     __module__ = "mirrax.distribute"
-    shapes = None
 
     def __init__(self, values: Iterable[Any], mesh: ReplicaMesh | None = None) -> None:
-        self._parts, self.array, self.mesh = tuple(values), None, mesh
-
-    @classmethod
-    def of(cls, array: Any, mesh: ReplicaMesh | None) -> Mirrored:
-        """The value whose copies are those of an array that is the same on all devices."""
-        self = cls.__new__(cls)
-        self._parts, self.array, self.mesh = None, array, mesh
-        return self
-
-    @property
-    def layout(self) -> Layout | None:
-        return None if self.array is None else Layout.MIRRORED
+        super().__init__(values, mesh=mesh)
 
     def _take_apart(self) -> tuple[Any, ...]:
         if isinstance(self.array, Tracer):
@@ -183,17 +165,17 @@ class Mirrored(ReplicaValues, ArrayLike):
             isinstance(self.array, Tracer) or context.in_program(here)
         ):
             return self.array
-        index = context.local_index(here)
-        return self.values[index if index < len(self.values) else 0]
+        return self.copy_for(context.local_index(here))
+
+    def copy_for(self, local_index: int) -> Any:
+        """The copy of a replica, or another one where it has none: all are equal."""
+        return self.values[local_index if local_index < len(self.values) else 0]
 
 
 def _flatten_mirrored(value: Mirrored) -> tuple[tuple[Any, ...], Any]:
     here = context.current()
-    if (
-        here.replica is not None
-        and not context.in_program(here)
-        and not context.is_default()
-    ):
+    is_in_replica = here.replica is not None and not context.is_default()
+    if is_in_replica and not context.in_program(here):
         return (value.__jax_array__(),), "own"
     if value.array is not None:
         return (value.array,), value.mesh
@@ -220,9 +202,8 @@ DistributedValues.register(ReplicaValues)
 # What values are -----------------------------------------------------------------------
 
 
-def is_distributed(value: Any) -> bool:
-    """Whether `value` has a part for each replica."""
-    return isinstance(value, ReplicaValues)
+# Whether a value has a part for each replica.
+is_distributed: Callable[[Any], bool] = ReplicaValues.__instancecheck__
 
 
 def is_array(value: Any) -> bool:
@@ -287,38 +268,33 @@ def _expand(x: jax.Array, device: Device) -> jax.Array:
 def join(value: ReplicaValues, mesh: ReplicaMesh) -> tuple[jax.Array, Layout]:
     """The parts of `value` in one array for programs on `mesh`, and how they lie in it.
 
-    Raises:
-        UnevenError: If the parts differ in shape or dtype or are no arrays.
+    Raises `UnevenError` if they differ in shape or dtype or are no arrays.
     """
     layout = value.layout
     if layout is not None and layout.is_split and value.mesh == mesh:
         return value.array, layout
-    parts = value.values
-    check_parts(value, mesh)
-    if not all(map(is_numeric, parts)):
+    check_parts(value, len(mesh.local_ids))
+    if not all(map(is_numeric, value.values)):
         raise UnevenError
-    if any(isinstance(part, Tracer) for part in parts):
-        return _join_traced(parts, mesh)
+    if any(isinstance(part, Tracer) for part in value.values):
+        return _join_traced(value.values, mesh)
     with jax.ensure_compile_time_eval():
-        return _join_concrete(value, parts, mesh)
+        return _join_arrays(value, mesh)
 
 
-def check_parts(value: ReplicaValues, mesh: ReplicaMesh) -> None:
-    """Raises if `value` was not made for as many replicas as `mesh` has here."""
-    found, needed = len(value.values), len(mesh.local_ids)
-    if found != needed:
+def check_parts(value: ReplicaValues, count: int) -> None:
+    """Raises if `value` was not made for a strategy with `count` replicas here."""
+    if len(value.values) != count:
         raise ValueError(
-            f"A {type(value).__name__} value with {found} parts cannot be used with a "
-            f"strategy that has {needed} replicas here. Make it with "
-            "`strategy.experimental_distribute_values_from_function`, or give it one part "
-            "for each replica."
+            f"A {type(value).__name__} value with {len(value.values)} parts cannot be used "
+            f"with a strategy that has {count} replica(s) here. Use the strategy that made "
+            "it, make it with `strategy.experimental_distribute_values_from_function`, or "
+            "give it one part for each replica."
         )
 
 
-def _join_concrete(
-    value: ReplicaValues, parts: Sequence[Any], mesh: ReplicaMesh
-) -> tuple[jax.Array, Layout]:
-    arrays = [to_device(p, device) for p, device in zip(parts, mesh.local_devices)]
+def _join_arrays(value: ReplicaValues, mesh: ReplicaMesh) -> tuple[jax.Array, Layout]:
+    arrays = list(map(to_device, value.values, mesh.local_devices))
     shapes = [(a.shape, a.dtype) for a in arrays]
     if isinstance(value, PerReplica) and mesh.spans_workers:
         if value.shapes is None:
@@ -328,7 +304,7 @@ def _join_concrete(
         raise UnevenError
     layout = mesh.split_layout(arrays[0].ndim)
     if mesh.has_row(layout):
-        arrays = [_expand(a, d) for a, d in zip(arrays, mesh.local_devices)]
+        arrays = list(map(_expand, arrays, mesh.local_devices))
     array = mesh.join(arrays, mirrored=False)
     if isinstance(value, PerReplica):
         value.array, value.mesh, value.layout = array, mesh, layout
@@ -366,24 +342,20 @@ def on_device(value: Any, device: Device) -> Any:
 def part_of(leaf: Any, mesh: ReplicaMesh | None, local_index: int | None) -> Any:
     """What one replica sees of `leaf`: its own part or copy, where it can use it.
 
-    Args:
-        leaf: Any value; one that is not distributed is the same for all replicas.
-        mesh: The replica's mesh; None if there is one replica on no device in particular.
-        local_index: Which of this worker's replicas, or None in the replicas' program,
-            which works for all of them at once.
+    `mesh` is None where there is one replica, on no device in particular; `local_index` is
+    None in the replicas' program, which works for all of them at once.
     """
     if local_index is None:
         return _part_in_program(leaf)
     if not isinstance(leaf, ReplicaValues):
         return leaf if mesh is None else mesh.local_view(leaf, local_index)
-    if isinstance(leaf, Mirrored) and len(leaf.values) == 1:
-        local_index = 0
-    if mesh is None:
-        return leaf.values[local_index]
-    if isinstance(leaf, Mirrored) and len(leaf.values) != len(mesh.local_ids):
-        return on_device(leaf.values[0], mesh.local_devices[local_index])
-    check_parts(leaf, mesh)
-    return on_device(leaf.values[local_index], mesh.local_devices[local_index])
+    if isinstance(leaf, Mirrored):
+        part = leaf.copy_for(local_index)
+    else:
+        if mesh is not None:
+            check_parts(leaf, len(mesh.local_ids))
+        part = leaf.values[local_index]
+    return part if mesh is None else on_device(part, mesh.local_devices[local_index])
 
 
 def _part_in_program(leaf: Any) -> Any:
@@ -403,20 +375,15 @@ def only_part(value: Any) -> Any:
     """`value` where there is one replica: the one part, or a copy."""
     if not isinstance(value, ReplicaValues):
         return value
-    if isinstance(value, PerReplica) and len(value.values) != 1:
-        raise ValueError(
-            f"A PerReplica value with {len(value.values)} parts cannot be used with a "
-            "strategy of one replica, which would drop all but the first. Use the strategy "
-            "that made it."
-        )
+    if isinstance(value, PerReplica):
+        check_parts(value, 1)
     return value.values[0]
 
 
 def parts_of(tree: PyTree, mesh: ReplicaMesh | None, local_index: int | None) -> PyTree:
     """`tree` as one replica sees it."""
-    return jax.tree.map(
-        lambda leaf: part_of(leaf, mesh, local_index), tree, is_leaf=is_leaf
-    )
+    own = functools.partial(part_of, mesh=mesh, local_index=local_index)
+    return jax.tree.map(own, tree, is_leaf=is_leaf)
 
 
 def regroup(
@@ -430,7 +397,7 @@ def regroup(
     An object that all replicas share comes back as itself, if `may_stay_one` says so.
     """
     flat = [jax.tree.flatten(r, is_leaf=is_leaf) for r in results]
-    leaves, tree = flat[0]
+    tree = flat[0][1]
     for i, (_, other) in enumerate(flat):
         if other != tree:
             raise ValueError(

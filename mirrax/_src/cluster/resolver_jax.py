@@ -57,10 +57,12 @@ class JaxClusterResolver(ClusterResolver):
             )
         # Only here: with mpi4py each detection is a broadcast, which all must take part in.
         address, count, own, device_ids = detect_cluster(
-            coordinator_address or os.environ.get("JAX_COORDINATOR_ADDRESS"),
-            num_processes,
-            process_id,
-            _device_ids(local_device_ids),
+            (
+                coordinator_address or os.environ.get("JAX_COORDINATOR_ADDRESS"),
+                num_processes,
+                process_id,
+                _device_ids(local_device_ids),
+            ),
             method,
             initialization_timeout,
         )

@@ -13,9 +13,8 @@ from typing import Any
 
 import jax
 
-from mirrax._src.base.devices import device_name, resolve_devices
+from mirrax._src.base.devices import device_kind, device_name, resolve_devices
 from mirrax._src.base.jax_compat import backend_started
-from mirrax._src.base.logical import device_kind
 from mirrax._src.cluster.runtime import Cluster
 from mirrax._src.cluster.spec import TRAINING_JOBS, Claim, ClusterSpec
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from mirrax._src.base.errors import UnavailableError, line_of_thread
+from mirrax._src.base.errors import UnavailableError, users_line
 from mirrax._src.cluster import launches
 from mirrax._src.cluster.reporting import write_report
 from mirrax._src.cluster.roster_server import GREETING, describe_worker
@@ -280,7 +280,7 @@ class Roster:
             "label": launches.last.label,
             "is_busy": launches.last.is_busy(),
             "mark": launches.last.last_mark,
-            "doing": line_of_thread(threading.main_thread()),
+            "doing": users_line(threading.main_thread()),
         }
 
     # Failing -------------------------------------------------------------------------

@@ -255,7 +255,7 @@ def join_cluster(
     roster.join(options.join_timeout)
     _check_facts(roster)
     hosts = [each["host"] for each in roster.facts]
-    logical.set_workers_here(hosts.count(facts["host"]))
+    logical.Pool.workers_here = hosts.count(facts["host"])
     if not jax.distributed.is_initialized():
         _connect_jax(roster, host)
     _current = Cluster(roster, options)
@@ -269,10 +269,10 @@ _joined_as: list[Any] = []
 
 def join_running_jax(options: ClusterOptions) -> Cluster:
     """Joins the processes that `jax.distributed.initialize` has brought together."""
-    client, worker, count = jax_compat.running_processes()
+    client, address, worker, count = jax_compat.running_processes()
     names = [f"worker {k}" for k in range(count)]
     if _current is None and worker == 0:
-        host = jax_compat.coordinator_address().rpartition(":")[0]
+        host = address.rpartition(":")[0]
         addresses = [f"{host}:0", *names[1:]]
         port = _start_server(addresses, host.strip("[]"), 0, options.heartbeat)
         client.key_value_set(_ROSTER_KEY, f"{host}:{port}")

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 from jax import lax
 
-from mirrax._src.base.devices import DeviceLike, device_name, resolve_device
+from mirrax._src.base.devices import DeviceLike, device_name, resolve_devices
 from mirrax._src.base.errors import warn_user
 from mirrax._src.base.mesh import AXIS_NAME, ReplicaMesh
 from mirrax._src.base.reduce_op import ReduceOp
@@ -192,7 +192,7 @@ class ReductionToOneDevice(_ProgramOps):
     def _root(self, mesh: ReplicaMesh) -> int:
         if self.reduce_to_device is None:
             return 0
-        device = resolve_device(self.reduce_to_device)
+        device = resolve_devices([self.reduce_to_device])[0]
         if device.platform == "cpu" and mesh.devices[0].platform != "cpu":
             warn_user(
                 f"`reduce_to_device` is {device_name(device)}, but the replicas run on "

@@ -66,6 +66,6 @@ def _compiled(
         return program([a[0] if has_row else a for a, has_row in zip(arrays, rows)])
 
     mapped = jax.shard_map(
-        body, mesh=mesh.mesh, in_specs=mesh.split_spec, out_specs=specs, check_vma=False
+        body, mesh=mesh.mesh, in_specs=mesh.split.spec, out_specs=specs, check_vma=False
     )
     return jax.jit(mapped)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from mirrax._src.base.reduce_op import ReduceOp, parse_reduce_op
+from mirrax._src.base.reduce_op import ReduceOp
 from mirrax._src.base.values import PerReplica, ReplicaValues
 from mirrax._src.collectives.destinations import Destinations, copy_to
 from mirrax._src.collectives.options import CommunicationOptions
@@ -37,7 +37,7 @@ class CrossDeviceOps:
     ) -> Any:
         """`per_replica_value` reduced, with a copy on each device of `destinations`."""
         return self.reduce_implementation(
-            parse_reduce_op(reduce_op),
+            ReduceOp(reduce_op),
             _as_per_replica(per_replica_value),
             check_destinations(destinations),
             options or CommunicationOptions(),
@@ -52,7 +52,7 @@ class CrossDeviceOps:
         """Several reductions in one, so that small values can travel together."""
         pairs = check_pairs(value_destination_pairs)
         return self.batch_reduce_implementation(
-            parse_reduce_op(reduce_op),
+            ReduceOp(reduce_op),
             [(_as_per_replica(v), check_destinations(d)) for v, d in pairs],
             options or CommunicationOptions(),
         )

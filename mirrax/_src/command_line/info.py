@@ -20,8 +20,7 @@ from typing import Any
 import jax
 
 import mirrax as mx
-from mirrax._src.base.devices import device_name
-from mirrax._src.base.logical import all_local_devices
+from mirrax._src.base.devices import all_local_devices, device_name
 from mirrax._src.cluster.resolver_jax import JaxClusterResolver
 from mirrax._src.cluster.resolver_slurm import SlurmClusterResolver
 from mirrax._src.cluster.resolver_tf_config import TFConfigClusterResolver

@@ -13,7 +13,7 @@ import jax
 
 from mirrax._src.base import context
 from mirrax._src.base.errors import RunEagerly, warn_user
-from mirrax._src.base.jax_compat import in_trace
+from mirrax._src.base.jax_compat import outside_traces
 from mirrax._src.base.mesh import ReplicaMesh
 from mirrax._src.base.protocols import Mode, StrategyLike
 from mirrax._src.base.values import (
@@ -179,7 +179,7 @@ class Function:
 
     def __call__(self, *args: Any, **kwargs: Any) -> PyTree:
         here = context.current()
-        if here.frame is not None or _run_eagerly or in_trace():
+        if here.frame is not None or _run_eagerly or not outside_traces():
             return self.fn(*args, **kwargs)
         if self._static:
             args, kwargs = self._freeze(args, kwargs)

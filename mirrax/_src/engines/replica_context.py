@@ -17,7 +17,7 @@ from mirrax._src.base.errors import RunEagerly, users_line
 from mirrax._src.base.jax_compat import Device, Tracer, uncommitted
 from mirrax._src.base.mesh import AXIS_NAME, Layout
 from mirrax._src.base.protocols import StrategyLike
-from mirrax._src.base.reduce_op import ReduceOp, parse_reduce_op
+from mirrax._src.base.reduce_op import ReduceOp
 from mirrax._src.base.values import (
     Args,
     Fn,
@@ -100,7 +100,7 @@ class ReplicaContext:
             value: An array, an `IndexedSlices`, or a nested structure of them.
             options: How the reduction travels.
         """
-        op = parse_reduce_op(reduce_op)
+        op = ReduceOp(reduce_op)
         leaves, tree = jax.tree.flatten(value, is_leaf=_is_sparse)
         leaves = [leaf if _is_sparse(leaf) else jnp.asarray(leaf) for leaf in leaves]
 

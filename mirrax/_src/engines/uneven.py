@@ -184,7 +184,7 @@ def _exchange(
         joined.append(join(parts, mesh))
     program = _Exchange(first)
     combined = program.is_combined
-    specs = tuple(PartitionSpec() if flag else mesh.split_spec for flag in combined)
+    specs = tuple(PartitionSpec() if flag else mesh.split.spec for flag in combined)
     outs = launch(program, mesh, joined, specs)
     results = [[var for eqn in eqns for var in eqn.outvars] for eqns in own]
     for variables, whole, flag in zip(zip(*results), outs, combined):

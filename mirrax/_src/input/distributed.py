@@ -7,7 +7,7 @@ from typing import Any
 
 from mirrax._src.base import context
 from mirrax._src.base.errors import RunEagerly
-from mirrax._src.base.jax_compat import in_trace
+from mirrax._src.base.jax_compat import outside_traces
 from mirrax._src.base.mesh import ReplicaMesh
 from mirrax._src.input.background import Ahead
 from mirrax._src.input.delivery import Delivery
@@ -325,7 +325,7 @@ def _check_place(what: str) -> None:
         )
     if here.frame is not None:
         raise RunEagerly("a function that takes batches of a distributed dataset")
-    if in_trace():
+    if not outside_traces():
         raise RuntimeError(
             f"`{what}` of a distributed dataset is called inside a JAX transformation (jit, "
             "grad, ...), which would use this one batch for ever. Use `mx.function`, or take "

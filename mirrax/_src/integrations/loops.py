@@ -13,7 +13,7 @@ from mirrax._src.base import context
 from mirrax._src.base.errors import OutOfRangeError
 from mirrax._src.base.jax_compat import Tracer
 from mirrax._src.base.protocols import StrategyLike
-from mirrax._src.base.reduce_op import ReduceOp, parse_reduce_op
+from mirrax._src.base.reduce_op import ReduceOp
 from mirrax._src.base.values import PyTree, is_array, is_leaf
 from mirrax._src.engines.function import Function
 from mirrax._src.state.variable import Variable
@@ -60,7 +60,7 @@ class MultiStepContext:
             reduce_op: How the replicas' values become one. Needed in a replica; without,
                 the value stays as it is.
         """
-        op = None if reduce_op is None else parse_reduce_op(reduce_op)
+        op = None if reduce_op is None else ReduceOp(reduce_op)
         self._set_output(name, output, op)
 
     def _set_output(self, name: str, output: PyTree, op: Any) -> None:

@@ -16,24 +16,16 @@ from mirrax._src.base.errors import RunEagerly
 from mirrax._src.base.logical import launching
 from mirrax._src.base.mesh import Layout
 from mirrax._src.base.protocols import Mode, StrategyLike
-from mirrax._src.base.reduce_op import (
-    ReduceOp,
-    VariableAggregation,
-    VariableSynchronization,
-)
+from mirrax._src.base.reduce_op import VariableAggregation, VariableSynchronization
 from mirrax._src.base.values import (
     DistributedValues,
     Mirrored,
     PerReplica,
     ReplicaValues,
     copies_of,
-    join,
     to_device,
 )
-from mirrax._src.state.variable import Update, Variable, VariableSpec
-
-# Python's own numbers, booleans among them.
-PYTHON_NUMBER = (int, float, complex)
+from mirrax._src.state.variable import Update, Variable, VariableSpec, updated
 
 
 class DistributedVariable(Variable):
@@ -83,30 +75,26 @@ class DistributedVariable(Variable):
 
     # Reading -------------------------------------------------------------------------
 
-    def concrete(self, is_local: bool) -> Any:
+    def concrete(self, is_local: bool = False) -> Any:
+        stored = super().concrete()
         if not is_local:
-            return self.stored
-        return self.copy(context.local_index(context.current()))
-
-    def copy(self, local_index: int) -> jax.Array:
-        """The array on the device of this worker's replica `local_index`."""
-        with launching:
-            return self._copies()[local_index]
+            return stored
+        copies = stored.values if isinstance(stored, PerReplica) else copies_of(stored)
+        return copies[context.local_index(context.current())]
 
     def read_value(self) -> jax.Array:
+        self._check_strategy(context.current(), "read")
+        return self._read()
+
+    def _read(self) -> jax.Array:
         here = context.current()
-        self._check_strategy(here, "read")
-        return self._read(here)
-
-    def __jax_array__(self) -> jax.Array:
-        return self._read(context.current())
-
-    def _read(self, here: Context) -> jax.Array:
         if here.frame is None:
             self.check_readable()
         if not self._is_own_copy(here):
             return self._read_together(here)
         return here.frame.read(self) if here.frame else self.concrete(is_local=True)
+
+    __jax_array__ = _read
 
     def _is_own_copy(self, here: Context) -> bool:
         """Whether the current code works for one replica, and so with its copy."""
@@ -120,7 +108,7 @@ class DistributedVariable(Variable):
         here = context.current()
         if here.updating is not None:
             self._assign_own(here, value, update)
-        elif here.replica is not None and self._is_own_copy(here):
+        elif self._is_own_copy(here):
             self._assign_in_replica(here, value, update)
         else:
             self._check_strategy(here, "assigned")
@@ -139,33 +127,34 @@ class DistributedVariable(Variable):
 
     def _update_copies(self, value: Any, update: Update) -> None:
         """Updates every copy with its part of `value`, or with all of a plain one."""
-
-        def assign(copy: ComponentVariable, part: Any) -> None:
-            copy._assign(part, update)
-
+        assign = functools.partial(ComponentVariable._assign, update=update)
         self.strategy.extended.update(self, assign, args=(value,))
 
     def _assign_own(self, here: Context, value: Any, update: Update) -> None:
         """Updates the copy of the replica that the current code works for."""
         value = self.convert(value)
         with launching:  # nobody else may assign in between
-            self._store_own(here, update(self.read_value, value))
+            self._store_own(here, updated(update, self.read_value, value))
 
     def _store_own(self, here: Context, value: jax.Array) -> None:
-        if here.frame is not None:
-            here.frame.write(self, value)
+        """Makes `value` the copy of the replica that the current code works for."""
+        frame, mesh = here.frame, self.strategy.replica_mesh
+        if frame is not None and frame.mode.is_local:
+            frame.write(self, value)
             return
-        self._check_leak(value)
         index = context.local_index(here)
-        mesh = self.strategy.replica_mesh
-        value = to_device(value, mesh.local_devices[index])
+        if frame is None:
+            self._check_leak(value)
+            value = to_device(value, mesh.local_devices[index])
         with launching:
-            parts = list(self._copies())
+            parts = list(self.copies().values)
             parts[index] = value
-            if mesh.size == 1:
-                self._keep(mesh.join(parts, mirrored=True))
+            copies = PerReplica(parts, mesh.equal_shapes(self), mesh)
+            if frame is not None:
+                frame.write(self, copies)
             else:
-                self._keep(PerReplica(parts, mesh.equal_shapes(self), mesh))
+                is_alone = mesh.size == 1
+                self._keep(mesh.join(parts, mirrored=True) if is_alone else copies)
 
     def store_local(self, value: jax.Array) -> None:
         here = context.current()
@@ -173,10 +162,6 @@ class DistributedVariable(Variable):
             self._store_own(here, value)
         else:
             self._store_all(here, value)
-
-    def _copies(self) -> tuple[jax.Array, ...]:
-        stored = self._hand_out()
-        return stored.values if isinstance(stored, PerReplica) else copies_of(stored)
 
     def _store_all(self, here: Context, value: jax.Array) -> None:
         """Makes `value` every replica's copy."""
@@ -194,23 +179,14 @@ class DistributedVariable(Variable):
         frame = context.current().frame
         mesh = self.strategy.replica_mesh
         if frame is None or frame.mode is Mode.EAGER:
-            value = self._hand_out()
+            value = self.concrete()
         elif frame.mode is Mode.PART:
-            raise RunEagerly(
-                "all copies of a variable, in a part that is compiled alone"
-            )
+            raise RunEagerly("all copies of a variable, in one replica's compiled part")
         else:
             value = frame.read(self)
             if frame.mode.is_program:
                 return PerReplica.of(value, mesh, Layout.OWN)
         return value if isinstance(value, PerReplica) else Mirrored.of(value, mesh)
-
-    def first(self, here: Context) -> jax.Array:
-        """The first replica's copy."""
-        copies = self.copies()
-        if context.in_program(here):
-            return self.strategy.first_part(copies)
-        return copies.values[0]
 
     # Showing -------------------------------------------------------------------------
 
@@ -237,60 +213,16 @@ class ComponentVariable(Variable):
         self.shape, self.dtype = whole.shape, whole.dtype
 
     def read_value(self) -> jax.Array:
-        here = context.current()
-        if here.frame is None:
-            return self.whole.copy(self.local_index)
-        if here.frame.mode.is_local:
-            return here.frame.read(self.whole)
+        frame = context.current().frame
+        if frame is not None and frame.mode.is_local:
+            return frame.read(self.whole)
         return self.whole.copies().values[self.local_index]
 
     def _assign(self, value: Any, update: Update) -> None:
         value = self.whole.convert(value)
-        frame = context.current().frame
-        with launching:
-            value = update(self.read_value, value)
-            if frame is not None and not frame.mode.is_local:
-                self._write_in_call(frame, value)
-                return
-            with context.changed(updating=self.local_index, replica=None) as here:
-                self.whole._store_own(here, value)
-
-    def _write_in_call(self, frame: Any, value: jax.Array) -> None:
-        """Replaces one of the copies that traced cross-replica code sees."""
-        mesh = self.strategy.replica_mesh
-        parts = list(self.whole.copies().values)
-        parts[self.local_index] = value
-        array, layout = join(PerReplica(parts), mesh)
-        frame.write(self.whole, PerReplica.of(array, mesh, layout))
+        place = context.changed(updating=self.local_index, replica=None)
+        with launching, place as here:
+            self.whole._store_own(here, updated(update, self.read_value, value))
 
 
 DistributedValues.register(DistributedVariable)
-
-
-def aggregate(
-    strategy: StrategyLike,
-    value: Any,
-    aggregation: VariableAggregation,
-    variable: Variable,
-) -> Any:
-    """The replicas' values for `variable` as one, by its aggregation."""
-    if aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
-        return strategy.extended.broadcast_to(strategy.first_part(value), variable)
-    if isinstance(value, PYTHON_NUMBER) and aggregation is VariableAggregation.MEAN:
-        return value
-    parts: tuple[Any, ...] = (value,)
-    if isinstance(value, PerReplica) and value.array is None:
-        parts = value.values
-    if (
-        aggregation is VariableAggregation.SUM
-        and all(isinstance(p, PYTHON_NUMBER) and p == parts[0] for p in parts)
-        and strategy.num_replicas_in_sync > 1
-    ):
-        raise ValueError(
-            f"Variable {variable.name!r} has aggregation SUM, and every replica assigned "
-            f"the Python number {parts[0]!r}: whether it is meant once or once per replica "
-            "is ambiguous. Assign an array, `jnp.asarray(...)`, to have it summed."
-        )
-    return strategy.extended.reduce_to(
-        ReduceOp.from_variable_aggregation(aggregation), value, variable
-    )

@@ -11,7 +11,7 @@ import contextlib
 import itertools
 import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from mirrax._src.base.errors import warn_user
@@ -30,34 +30,13 @@ _WARN_AFTER = 20  # stale reads
 # and so JAX may have kept a trace with the variable's value in it.
 _stale_reads: Counter[int] = Counter()
 
-
+# The numbers of the eager frames that are active.
 _seats: set[int] = set()
 _seating = threading.Lock()
 
 
-@contextlib.contextmanager
-def _seated() -> Iterator[int]:
-    """A number that no other eager frame has at the moment; nearly always 0."""
-    with _seating:
-        seat = next(i for i in itertools.count() if i not in _seats)
-        _seats.add(seat)
-    try:
-        yield seat
-    finally:
-        with _seating:
-            _seats.discard(seat)
-
-
 class Frame:
-    """The variables as one traced function sees them.
-
-    Attributes:
-        mode: What kind of code it is.
-        reads: The bound variables that were read, in order.
-        writes: The latest value of each variable that was written.
-        meshes: The meshes of the `run`s that were traced.
-        created: Variables that came into being while the frame was active.
-    """
+    """The variables as one traced function sees them."""
 
     def __init__(
         self, values: Mapping[Variable, Any], mode: Mode, parent: Frame | None = None
@@ -68,10 +47,10 @@ class Frame:
         self._caches = contextlib.ExitStack()
         self._read_deeper: set[int] = set()
         self.mode = mode
-        self.reads: dict[Variable, None] = {}
-        self.writes: dict[Variable, Any] = {}
-        self.meshes: list[ReplicaMesh] = []
-        self.created: list[Variable] = []
+        self.reads: dict[Variable, None] = {}  # of those in `values`, in order
+        self.writes: dict[Variable, Any] = {}  # the latest value of each
+        self.meshes: list[ReplicaMesh] = []  # of the `run`s that were traced
+        self.created: list[Variable] = []  # while the frame was active
 
     def __enter__(self) -> Frame:
         if self.mode.is_traced:
@@ -79,7 +58,10 @@ class Frame:
         else:
             # Plain Python keeps what JAX has compiled for single operations, unless a trace
             # in there has a variable's old value, or one of another frame that is active.
-            seat = self._caches.enter_context(_seated())
+            with _seating:
+                seat = next(i for i in itertools.count() if i not in _seats)
+                _seats.add(seat)
+            self._caches.callback(_seats.discard, seat)
             traces = ("eager", seat, _stale_reads.total())
             self._caches.enter_context(fresh_traces(traces))
         return self

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -13,9 +14,12 @@ from mirrax._src.base.jax_compat import Tracer
 from mirrax._src.base.logical import launching
 from mirrax._src.base.protocols import Mode, ReplicaLike, StrategyLike
 from mirrax._src.base.reduce_op import ReduceOp, VariableAggregation
-from mirrax._src.base.values import PerReplica, part_of
-from mirrax._src.state.distributed import PYTHON_NUMBER, DistributedVariable, aggregate
-from mirrax._src.state.variable import Update
+from mirrax._src.base.values import PerReplica, copies_of, part_of
+from mirrax._src.state.distributed import DistributedVariable
+from mirrax._src.state.variable import Update, updated
+
+# Python's own numbers, booleans among them.
+_PYTHON_NUMBER = (int, float, complex)
 
 
 class MirroredVariable(DistributedVariable):
@@ -28,22 +32,23 @@ class MirroredVariable(DistributedVariable):
     __module__ = "mirrax.distribute"
 
     def _read_together(self, here: Context) -> jax.Array:
-        return self.first(here) if self._is_split(here) else self._whole(here)
+        found = self._found(here)
+        if isinstance(found, PerReplica):
+            return found.values[0]
+        return found if here.frame else copies_of(found)[0]
 
-    def _is_split(self, here: Context) -> bool:
-        value = here.frame.read(self) if here.frame else self.stored
-        return isinstance(value, PerReplica)
-
-    def _whole(self, here: Context) -> jax.Array:
-        return here.frame.read(self) if here.frame else self.copy(0)
+    def _found(self, here: Context) -> Any:
+        """What cross-replica code finds: one array, or a `PerReplica` of unequal copies."""
+        return here.frame.read(self) if here.frame else self.concrete()
 
     def _assign_together(self, here: Context, value: Any, update: Update) -> None:
-        if isinstance(value, PerReplica) or self._is_split(here):
+        if isinstance(value, PerReplica) or isinstance(self._found(here), PerReplica):
             self._update_copies(value, update)
-        else:
-            value = self.convert(value)
-            with launching:  # nobody else may assign in between
-                self._store_all(here, update(lambda: self._whole(here), value))
+            return
+        value = self.convert(value)
+        read = functools.partial(self._read_together, here)
+        with launching:  # nobody else may assign in between
+            self._store_all(here, updated(update, read, value))
 
     def _assign_in_replica(self, here: Context, value: Any, update: Update) -> None:
         if self.aggregation is VariableAggregation.NONE:
@@ -56,19 +61,42 @@ class MirroredVariable(DistributedVariable):
         if frame is not None and frame.mode is Mode.EAGER and is_traced:
             # Replicas cannot run a `merge_fn` while `jax.grad` runs, but can reduce.
             together = self._reduce_in_gradient(replica, value)
-            frame.write(self, update(self.read_value, self.convert(together)))
+            value = self.convert(together)
+            frame.write(self, updated(update, self.read_value, value))
             return
         if isinstance(value, PerReplica):  # captured: each replica brings its part
             index = None if context.in_program(here) else context.local_index(here)
             value = jnp.asarray(part_of(value, self.strategy.replica_mesh, index))
-        elif not isinstance(value, PYTHON_NUMBER):
+        elif not isinstance(value, _PYTHON_NUMBER):
             value = jnp.asarray(value)
 
         def merge(strategy: StrategyLike, value: Any) -> None:
-            together = aggregate(strategy, value, self.aggregation, self)
-            self._update_copies(together, update)
+            self._update_copies(self._aggregated(strategy, value), update)
 
         replica.merge("assign", merge, (value,))
+
+    def _aggregated(self, strategy: StrategyLike, value: Any) -> Any:
+        """The replicas' values as one, by the variable's aggregation."""
+        if self.aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
+            return strategy.extended.broadcast_to(strategy.first_part(value), self)
+        op = ReduceOp.from_variable_aggregation(self.aggregation)
+        if isinstance(value, _PYTHON_NUMBER) and op is ReduceOp.MEAN:
+            return value
+        parts: tuple[Any, ...] = (value,)
+        if isinstance(value, PerReplica) and value.array is None:
+            parts = value.values
+        if (
+            op is ReduceOp.SUM
+            and all(isinstance(p, _PYTHON_NUMBER) and p == parts[0] for p in parts)
+            and strategy.num_replicas_in_sync > 1
+        ):
+            raise ValueError(
+                f"Variable {self.name!r} has aggregation SUM, and every replica assigned "
+                f"the Python number {parts[0]!r}: whether it is meant once or once per "
+                "replica is ambiguous. Assign an array, `jnp.asarray(...)`, to have it "
+                "summed."
+            )
+        return strategy.extended.reduce_to(op, value, self)
 
     def _reduce_in_gradient(self, replica: ReplicaLike, value: jax.Array) -> jax.Array:
         if self.aggregation is VariableAggregation.ONLY_FIRST_REPLICA:

@@ -6,12 +6,13 @@ from typing import Any
 
 import jax
 
+from mirrax._src.base import context
 from mirrax._src.base.context import Context
 from mirrax._src.base.protocols import StrategyLike
 from mirrax._src.base.reduce_op import ReduceOp, VariableAggregation
-from mirrax._src.base.values import PerReplica
+from mirrax._src.base.values import PerReplica, copies_of
 from mirrax._src.state.distributed import DistributedVariable
-from mirrax._src.state.variable import Update, VariableSpec, _set
+from mirrax._src.state.variable import Update, VariableSpec
 
 
 class SyncOnReadVariable(DistributedVariable):
@@ -25,10 +26,11 @@ class SyncOnReadVariable(DistributedVariable):
         # compiled step is not traced again for the second one.
         if strategy.num_replicas_in_sync > 1:
             mesh = strategy.replica_mesh
-            self.stored = PerReplica(self._copies(), mesh.equal_shapes(self), mesh)
+            self.stored = PerReplica(
+                copies_of(self.stored), mesh.equal_shapes(self), mesh
+            )
 
-    def __jax_array__(self) -> jax.Array:
-        return self.read_value()
+    __jax_array__ = DistributedVariable.read_value
 
     def _read_together(self, here: Context) -> jax.Array:
         if self.aggregation is VariableAggregation.NONE:
@@ -39,7 +41,9 @@ class SyncOnReadVariable(DistributedVariable):
                 "aggregation."
             )
         if self.aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
-            return self.first(here)
+            copies = self.copies()
+            is_program = context.in_program(here)
+            return self.strategy.first_part(copies) if is_program else copies.values[0]
         op = ReduceOp.from_variable_aggregation(self.aggregation)
         return self.strategy.reduce(op, self.copies(), axis=None)
 
@@ -52,7 +56,7 @@ class SyncOnReadVariable(DistributedVariable):
                 "it can only be assigned inside a replica."
             )
         if self.aggregation is VariableAggregation.SUM:
-            if update is not _set:
+            if update is not None:
                 raise ValueError(
                     f"Variable {self.name!r} is summed when it is read: `assign_add` and "
                     "`assign_sub` outside a replica would count once for each replica. "
@@ -64,4 +68,4 @@ class SyncOnReadVariable(DistributedVariable):
 
     def assign_copies(self, values: PerReplica) -> None:
         """Gives each replica's copy its own value, in cross-replica context."""
-        self._update_copies(values, _set)
+        self._update_copies(values, None)

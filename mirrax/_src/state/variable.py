@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
+import operator
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -30,25 +32,21 @@ _all: dict[int, weakref.ref[Variable]] = {}
 # (donate) such an array copies it first, so that what was read stays readable.
 handed_out: set[int] = set()
 
-# How an assignment changes a variable: from a function that reads it, and the value.
-Update = Callable[[Callable[[], Any], Any], Any]
+# How an assignment combines what a variable holds with the value; None replaces it.
+Update = Callable[[Any, Any], Any] | None
 
 # The numbers of variables whose array was donated to a step that failed.
 lost: set[int] = set()
 
 
 class Home:
-    """Where variables' arrays live: one list, which a program passes on call after call.
-
-    Attributes:
-        arrays: The arrays, in the order of the program.
-        is_whole: Whether all variables that moved in still live here.
-    """
+    """Where variables' arrays live: one list, which a program passes on call after call."""
 
     __slots__ = ("arrays", "is_whole")
 
     def __init__(self, arrays: list[Any]) -> None:
-        self.arrays, self.is_whole = arrays, True
+        self.arrays = arrays  # in the order of the program
+        self.is_whole = True  # whether all variables that moved in still live here
 
 
 def live_variables() -> list[Variable]:
@@ -84,9 +82,7 @@ class VariableSpec:
             value = self.initial_value
             value = value() if callable(value) else value
             if isinstance(value, Tracer):
-                raise RunEagerly(
-                    "a variable is made from a value that only exists while tracing"
-                )
+                raise RunEagerly("a variable is made from a traced value")
             if isinstance(value, Variable | Mirrored):
                 value = value.__jax_array__()
             if isinstance(value, PerReplica):
@@ -108,9 +104,8 @@ class VariableSpec:
 class _VariableType(type):
     """Lets the current strategy choose the kind that `mx.Variable(...)` makes.
 
-    Every kind is also registered as a pytree of its array. JAX's compiled functions flatten
-    their arguments, so that this is what makes `jnp.matmul(x, v)` work; what comes back out
-    of the tree is a plain array.
+    Every kind is also a pytree of its array, so that JAX's compiled functions, which flatten
+    their arguments, take it: `jnp.matmul(x, v)`. What comes out is a plain array.
     """
 
     def __init__(cls, *args: Any) -> None:
@@ -151,18 +146,7 @@ class Variable(ArrayLike, Atom, metaclass=_VariableType):
     _layout = Layout.PLAIN
     _view: PerReplica | None = None
     strategy: Any  # a `StrategyLike`, or None where no strategy made the variable
-
-    def __init__(
-        self,
-        initial_value: Any,
-        trainable: bool | None = None,
-        name: str | None = None,
-        dtype: Any = None,
-        synchronization: VariableSynchronization = VariableSynchronization.AUTO,
-        aggregation: VariableAggregation = VariableAggregation.NONE,
-    ) -> None:
-        # The metaclass turns `mx.Variable(...)` into one of the kinds' `create`.
-        raise AssertionError
+    __signature__ = inspect.signature(VariableSpec)
 
     def _setup(
         self, spec: VariableSpec, strategy: StrategyLike | None, value: jax.Array
@@ -210,11 +194,9 @@ class Variable(ArrayLike, Atom, metaclass=_VariableType):
             old.is_whole, old.arrays[place] = False, None
 
     def replace_array(self, array: jax.Array, layout: Layout) -> None:
-        """Puts `array` in the place of an equal one."""
-        if isinstance(self.home.arrays[self._slot], PerReplica):
-            self.move_to(Home([array]), 0, layout)
-        else:
-            self.home.arrays[self._slot], self._view = array, None
+        """Puts `array` in the place of an equal one, which `in_one_array` gave."""
+        self.home.arrays[self._slot], self._view = array, None
+        self._layout = layout
 
     def in_one_array(self) -> tuple[jax.Array, Layout]:
         """What is stored as a program takes it, and how that lies on the mesh."""
@@ -243,18 +225,16 @@ class Variable(ArrayLike, Atom, metaclass=_VariableType):
         """Raises if a failed step has taken the value; assigning gives a new one."""
         if self.number not in lost:
             return
-        if not self.in_one_array()[0].is_deleted():
-            lost.discard(self.number)
-            return
-        raise RuntimeError(
-            f"Variable {self.name!r} has lost its value: a step that updated it in place has "
-            "failed. Assign it again, or restore a checkpoint."
-        )
+        if self.in_one_array()[0].is_deleted():
+            raise RuntimeError(
+                f"Variable {self.name!r} has lost its value: a step that updated it in place "
+                "has failed. Assign it again, or restore a checkpoint."
+            )
+        lost.discard(self.number)
 
     def check_readable(self) -> None:
         """Raises inside a trace of JAX's own, which would keep today's value for ever."""
-        if lost:
-            self.check_not_lost()
+        self.check_not_lost()
         if is_staging():
             raise RuntimeError(
                 f"Variable {self.name!r} is read inside a function that JAX traces on its own "
@@ -263,12 +243,8 @@ class Variable(ArrayLike, Atom, metaclass=_VariableType):
                 "calls `lax.scan`; or read the variable outside and pass the value in."
             )
 
-    def concrete(self, is_local: bool) -> Any:
-        """The array that is stored, outside any frame; `is_local` means one replica's."""
-        return self._hand_out()
-
-    def _hand_out(self) -> Any:
-        """What is stored, for somebody who may keep it."""
+    def concrete(self, is_local: bool = False) -> Any:
+        """What is stored, for somebody who may keep it; `is_local` means one replica's."""
         with launching:  # a step on another thread must not donate it
             handed_out.add(self.number)
             return self.stored
@@ -294,17 +270,17 @@ class Variable(ArrayLike, Atom, metaclass=_VariableType):
 
     def assign(self, value: Any, read_value: bool = True) -> Any:
         """Replaces the value. Returns the variable, or None with `read_value=False`."""
-        self._assign(value, _set)
+        self._assign(value, None)
         return self if read_value else None
 
     def assign_add(self, delta: Any, read_value: bool = True) -> Any:
         """Adds `delta`. Returns the variable, or None with `read_value=False`."""
-        self._assign(delta, _add)
+        self._assign(delta, operator.add)
         return self if read_value else None
 
     def assign_sub(self, delta: Any, read_value: bool = True) -> Any:
         """Subtracts `delta`. Returns the variable, or None with `read_value=False`."""
-        self._assign(delta, _subtract)
+        self._assign(delta, operator.sub)
         return self if read_value else None
 
     def _assign(self, value: Any, update: Update) -> None:
@@ -317,7 +293,7 @@ class Variable(ArrayLike, Atom, metaclass=_VariableType):
             )
         value = self.convert(value)
         with launching:  # nobody else may assign in between
-            self.store_local(update(self.read_value, value))
+            self.store_local(updated(update, self.read_value, value))
 
     def store_local(self, value: jax.Array) -> None:
         """Keeps what the current code, or a traced part of it, has assigned."""
@@ -424,13 +400,6 @@ def _fits(source: Any, target: Any) -> bool:
     return rank(source) <= rank(target)
 
 
-def _set(read: Callable[[], Any], value: Any) -> Any:
-    return value
-
-
-def _add(read: Callable[[], Any], value: Any) -> Any:
-    return read() + value
-
-
-def _subtract(read: Callable[[], Any], value: Any) -> Any:
-    return read() - value
+def updated(update: Update, read: Callable[[], Any], value: Any) -> Any:
+    """What an assignment of `value` stores; only a real update reads the variable."""
+    return value if update is None else update(read(), value)

@@ -83,14 +83,12 @@ def in_cross_replica_context() -> bool:
 
 def experimental_set_strategy(strategy: Strategy | None) -> None:
     """Makes `strategy` current for this thread from now on; None goes back to the default."""
-    if context.depth() > (1 if context.has_base() else 0):
+    if context.is_entered():
         raise RuntimeError(
             "`experimental_set_strategy` is called inside a scope. Call it outside of all "
             "`with strategy.scope():` blocks and of `run`."
         )
     if strategy is not None and not isinstance(strategy, Strategy):
         raise TypeError(f"`strategy` must be a Strategy or None, got {strategy!r}.")
-    if strategy is None or strategy is _default:
-        context.replace_base(None)
-    else:
-        context.replace_base(Context(strategy))
+    other = None if strategy is _default else strategy
+    context.replace_base(Context(other) if other else default_context)

@@ -9,14 +9,12 @@ from typing import Any
 import jax
 
 from mirrax._src.base import context
-from mirrax._src.base.devices import device_name
+from mirrax._src.base.devices import device_kind, device_name
 from mirrax._src.base.jax_compat import Tracer
-from mirrax._src.base.logical import device_kind
 from mirrax._src.base.protocols import StrategyLike
 from mirrax._src.base.reduce_op import (
     ReduceOp,
     VariableSynchronization,
-    parse_reduce_op,
 )
 from mirrax._src.base.values import (
     Fn,
@@ -212,7 +210,7 @@ class StrategyExtended:
         self._check_cross_replica("batch_reduce_to")
         options = options or self._options
         self.check_options(options)
-        op = parse_reduce_op(reduce_op)
+        op = ReduceOp(reduce_op)
         pairs = check_pairs(value_destination_pairs)
         flat = [jax.tree.flatten(value, is_leaf=is_reducible) for value, _ in pairs]
         each = [
@@ -250,7 +248,7 @@ class StrategyExtended:
             return IndexedSlices(*slices, value.dense_shape)
         mesh = self._strategy.replica_mesh
         if isinstance(value, PerReplica) and value.mesh is None:
-            check_parts(value, mesh)
+            check_parts(value, len(mesh.local_ids))
             return PerReplica(value.values, value.shapes, mesh)
         return value
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import jax
 
-from mirrax._src.base.devices import DeviceLike, resolve_device
+from mirrax._src.base.devices import DeviceLike, resolve_devices
 from mirrax._src.base.mesh import ReplicaMesh
 from mirrax._src.state.variable import OrdinaryVariable, Variable, VariableSpec
 from mirrax._src.strategies.extended import StrategyExtended
@@ -39,5 +39,5 @@ class OneDeviceStrategy(Strategy):
     has_plain_values = True
 
     def __init__(self, device: DeviceLike) -> None:
-        mesh = ReplicaMesh((resolve_device(device),))
+        mesh = ReplicaMesh(resolve_devices([device]))
         super().__init__(self.extended_class(), mesh)

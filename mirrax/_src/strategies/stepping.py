@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from mirrax._src.base import context
 from mirrax._src.base.errors import OutOfRangeError, RunEagerly
-from mirrax._src.base.jax_compat import in_trace
+from mirrax._src.base.jax_compat import outside_traces
 from mirrax._src.base.protocols import StrategyLike
 from mirrax._src.base.values import Args, Fn, PyTree, UnevenError, is_leaf, is_numeric
 from mirrax._src.engines.closures import FunctionCache
@@ -129,7 +129,7 @@ def take(iterator: Iterator[Any], count: int) -> list[Any]:
 
 def check_not_traced(what: str) -> None:
     """Raises inside a function that is being compiled."""
-    if context.current().frame is not None or in_trace():
+    if context.current().frame is not None or not outside_traces():
         raise RuntimeError(
             f"`{what}` is a compiled loop of its own: call it outside `mx.function` and "
             "`jax.jit`."

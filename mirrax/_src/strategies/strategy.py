@@ -13,7 +13,7 @@ from mirrax._src.base import context
 from mirrax._src.base.errors import warn_renamed
 from mirrax._src.base.jax_compat import Device, Tracer
 from mirrax._src.base.mesh import AXIS_NAME, Layout, ReplicaMesh
-from mirrax._src.base.reduce_op import ReduceOp, parse_reduce_op
+from mirrax._src.base.reduce_op import ReduceOp
 from mirrax._src.base.values import (
     Fn,
     Kwargs,
@@ -257,7 +257,7 @@ class Strategy(Feeding):
             ValueError: If `axis` is None and the shapes differ, or a plain value, which no
                 replica made, is summed.
         """
-        op = parse_reduce_op(reduce_op)
+        op = ReduceOp(reduce_op)
         axis = checked_axis(axis)
 
         def reduce_one(path: Any, leaf: Any) -> Any:

@@ -15,7 +15,7 @@ import numpy as np
 
 from mirrax._src.base import context
 from mirrax._src.base.errors import DataLossError, warn_user
-from mirrax._src.base.jax_compat import in_trace
+from mirrax._src.base.jax_compat import outside_traces
 from mirrax._src.base.logical import launching
 from mirrax._src.cluster.runtime import current_cluster
 from mirrax._src.state.variable import OrdinaryVariable, Variable, VariableSpec
@@ -384,7 +384,7 @@ def _copy_to_host(arrays: dict[str, Any]) -> None:
 
 
 def _check_outside(what: str) -> None:
-    if context.current().frame is not None or in_trace():
+    if context.current().frame is not None or not outside_traces():
         raise RuntimeError(
             f"`Checkpoint.{what}` is called inside a compiled function. Call it outside."
         )
