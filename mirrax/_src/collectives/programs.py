@@ -1,4 +1,4 @@
-"""What replicas do together in a reduction or a gather, and how it is started.
+"""What replicas do together to share their arrays, and how it is started.
 
 The same programs serve both engines: inside a compiled step they are a part of it, from
 cross-replica code they are launched on the parts of a value.
@@ -27,52 +27,19 @@ from mirrax._src.base.values import (
     join,
     on_device,
 )
-from mirrax._src.collectives.destinations import (
-    Destinations,
-    destination_devices,
-    mesh_of_destinations,
-    place,
-)
+from mirrax._src.collectives.destinations import Destinations, mesh_of, place
 from mirrax._src.collectives.launch import launch
-from mirrax._src.collectives.options import CommunicationOptions
-from mirrax._src.collectives.packing import reduce_packed
 from mirrax._src.collectives.sparse import IndexedSlices
 
 
-@dataclass(frozen=True)
-class ReduceProgram:
-    """What one replica does in a reduction of many arrays."""
-
-    ops: Any
-    op: ReduceOp
-    options: CommunicationOptions
-    mesh: ReplicaMesh
-
-    def __call__(self, arrays: list[jax.Array]) -> list[jax.Array]:
-        def reduce(array: jax.Array) -> jax.Array:
-            if array.dtype == jnp.bool_:
-                raise TypeError(
-                    "Booleans cannot be summed; convert them first: `value.astype(int)`."
-                )
-            total = self.ops.reduce_in_program(array, self.mesh)
-            return total / self.mesh.size if self.op is ReduceOp.MEAN else total
-
-        limits = self.ops.pack_limits(len(arrays), self.options, self.mesh)
-        return reduce_packed(arrays, limits, reduce)
-
-
-@dataclass(frozen=True)
-class FirstProgram:
+def first_of_all(arrays: list[jax.Array]) -> list[jax.Array]:
     """What one replica does to give every replica the first one's arrays."""
-
-    def __call__(self, arrays: list[jax.Array]) -> list[jax.Array]:
-        return [first_of_all(a) for a in arrays]
+    return [_first(array) for array in arrays]
 
 
-def first_of_all(local: jax.Array) -> jax.Array:
-    """The first replica's array, on all replicas of their program."""
+def _first(local: jax.Array) -> jax.Array:
     if jnp.issubdtype(local.dtype, jax.dtypes.prng_key):
-        data = first_of_all(jax.random.key_data(local))
+        data = _first(jax.random.key_data(local))
         return jax.random.wrap_key_data(data, impl=jax.random.key_impl(local))
     is_first = lax.axis_index(AXIS_NAME) == 0
     numeric = local.astype(jnp.int32) if local.dtype == jnp.bool_ else local
@@ -82,19 +49,17 @@ def first_of_all(local: jax.Array) -> jax.Array:
 
 @dataclass(frozen=True)
 class GatherProgram:
-    """What one replica does to give every replica all replicas' arrays, joined on `axis`."""
+    """What one replica does to give every replica all replicas' parts, joined on `axis`."""
 
     axis: int
 
     def __call__(self, arrays: list[jax.Array]) -> list[jax.Array]:
-        return [self._gather(a) for a in arrays]
-
-    def _gather(self, array: jax.Array) -> jax.Array:
-        if array.size == 0:  # XLA does not gather nothing
-            shape = list(array.shape)
-            shape[self.axis] *= lax.axis_size(AXIS_NAME)
-            return jnp.zeros(shape, array.dtype)
-        return lax.all_gather(array, AXIS_NAME, axis=self.axis, tiled=True)
+        [array] = arrays
+        if array.size:
+            return [lax.all_gather(array, AXIS_NAME, axis=self.axis, tiled=True)]
+        shape = list(array.shape)  # XLA does not gather nothing
+        shape[self.axis] *= lax.axis_size(AXIS_NAME)
+        return [jnp.zeros(shape, array.dtype)]
 
 
 def reduce_sparse(
@@ -130,71 +95,46 @@ def run_on_parts(
 
 def gather_parts(value: ReplicaValues, mesh: ReplicaMesh, axis: int) -> jax.Array:
     """All replicas' parts joined along `axis`; they may differ in length there."""
+    program = GatherProgram(axis)
     if value.layout is Layout.OWN:
         if context.is_uneven(context.current()):
             reason = "a gather, whose result depends on the other replicas' shapes"
             raise RunEagerly(reason)
-        return GatherProgram(axis)([value.array])[0]
+        return program([value.array])[0]
     try:
-        return launch(GatherProgram(axis), mesh, [join(value, mesh)])[0]
+        return launch(program, mesh, [join(value, mesh)])[0]
     except UnevenError:
-        join_uneven = _join_over_workers if mesh.spans_workers else _join
-        return join_uneven(value, mesh, axis)
+        return _gather_uneven(value, mesh, program)
 
 
-def _join(value: ReplicaValues, mesh: ReplicaMesh, axis: int) -> jax.Array:
+def _gather_uneven(
+    value: ReplicaValues, mesh: ReplicaMesh, program: GatherProgram
+) -> jax.Array:
     """Parts of unequal length, joined on one device and copied to all."""
+    axis = program.axis
+    parts = [jnp.asarray(part) for part in value.values]
+    shapes = value.shapes or mesh.agreed_shapes(parts)
+    # On one worker parts of other dtypes are converted.
+    rest = {(s[:axis], s[axis + 1 :], mesh.spans_workers and t) for s, t in shapes}
+    if len(rest) > 1:
+        raise ValueError(_explain_uneven(value, mesh, axis))
+    if mesh.spans_workers:  # filled up, gathered, and cut to size
+        lengths = [shape[axis] for shape, _ in shapes]
+        longest = max(lengths)
+        gaps = [(0, 0)] * parts[0].ndim
+        for i, device in enumerate(mesh.local_devices):
+            gaps[axis] = (0, longest - parts[i].shape[axis])
+            with jax.default_device(device):
+                parts[i] = jnp.pad(parts[i], gaps)
+        filled = PerReplica(parts, mesh.equal_shapes(parts[0]))
+        whole = copies_of(launch(program, mesh, [join(filled, mesh)])[0])[0]
+        parts = [
+            lax.slice_in_dim(whole, i * longest, i * longest + n, axis=axis)
+            for i, n in enumerate(lengths)
+        ]
     first = mesh.local_devices[0]
-    parts = [on_device(jnp.asarray(part), first) for part in value.values]
-    rest = {(part.shape[:axis], part.shape[axis + 1 :]) for part in parts}
-    if len(rest) > 1:
-        raise ValueError(_explain_uneven(value, mesh, axis))
-    joined = jnp.concatenate(parts, axis=axis)
+    joined = jnp.concatenate([on_device(part, first) for part in parts], axis=axis)
     return joined if isinstance(joined, Tracer) else mesh.mirror(joined)
-
-
-def _join_over_workers(value: ReplicaValues, mesh: ReplicaMesh, axis: int) -> jax.Array:
-    """Parts of unequal length of all workers: filled up, gathered, and cut to size."""
-    assert value.shapes is not None
-    rest = {(shape[:axis], shape[axis + 1 :], dtype) for shape, dtype in value.shapes}
-    if len(rest) > 1:
-        raise ValueError(_explain_uneven(value, mesh, axis))
-    lengths = [shape[axis] for shape, _ in value.shapes]
-    longest = max(lengths)
-
-    def filled(part: Any, device: Any) -> jax.Array:
-        gap = [(0, 0)] * part.ndim
-        gap[axis] = (0, longest - part.shape[axis])
-        with jax.default_device(device):
-            return jnp.pad(part, gap)
-
-    parts = [filled(p, d) for p, d in zip(value.values, mesh.local_devices)]
-    joined = join(PerReplica(parts, mesh.equal_shapes(parts[0])), mesh)
-    whole = copies_of(launch(GatherProgram(axis), mesh, [joined])[0])[0]
-    pieces = [
-        lax.slice_in_dim(whole, i * longest, i * longest + n, axis=axis)
-        for i, n in enumerate(lengths)
-    ]
-    return mesh.mirror(jnp.concatenate(pieces, axis=axis))
-
-
-def mesh_of(value: ReplicaValues, destinations: Destinations) -> ReplicaMesh:
-    """The mesh that `value` lies on: its own, or where its result goes, or its devices'."""
-    if value.mesh is not None:
-        return value.mesh
-    count = len(value.values)
-    mesh = mesh_of_destinations(destinations)
-    if mesh is not None and len(mesh.local_ids) == count:
-        return mesh
-    devices = destination_devices(value)
-    if len(set(devices)) != count:
-        devices = destination_devices(destinations)
-    if len(set(devices)) != count:
-        raise ValueError(
-            f"A value with {count} parts on {len(set(devices))} device(s) cannot be reduced: "
-            "each part has to be on a device of its own."
-        )
-    return ReplicaMesh(devices)
 
 
 def _explain_uneven(

@@ -10,7 +10,6 @@ import jax
 
 from mirrax._src.base import context
 from mirrax._src.base.devices import device_name
-from mirrax._src.base.jax_compat import Tracer
 from mirrax._src.base.logical import device_kind
 from mirrax._src.base.protocols import StrategyLike
 from mirrax._src.base.reduce_op import (
@@ -18,35 +17,21 @@ from mirrax._src.base.reduce_op import (
     VariableSynchronization,
     parse_reduce_op,
 )
-from mirrax._src.base.values import (
-    Fn,
-    Kwargs,
-    PerReplica,
-    PyTree,
-    ReplicaValues,
-    check_parts,
-    is_number,
-    only_part,
-)
+from mirrax._src.base.values import Fn, Kwargs, PyTree
 from mirrax._src.collectives.algorithms import NcclAllReduce
-from mirrax._src.collectives.destinations import copy_to, destination_devices
-from mirrax._src.collectives.ops import (
-    CrossDeviceOps,
-    check_destinations,
-    check_pairs,
-)
+from mirrax._src.collectives.destinations import destination_devices
+from mirrax._src.collectives.ops import CrossDeviceOps, check_destinations, check_pairs
 from mirrax._src.collectives.options import (
     CommunicationImplementation,
     CommunicationOptions,
 )
-from mirrax._src.collectives.sparse import IndexedSlices
 from mirrax._src.input.dataset import Dataset
 from mirrax._src.input.feeding import numpy_dataset
 from mirrax._src.state.distributed import ComponentVariable, DistributedVariable
 from mirrax._src.state.mirrored import MirroredVariable
 from mirrax._src.state.on_read import SyncOnReadVariable
 from mirrax._src.state.variable import OrdinaryVariable, Variable, VariableSpec
-from mirrax._src.strategies.reducing import is_reducible, reduce_over_workers
+from mirrax._src.strategies.reducing import reduce_pairs
 from mirrax._src.strategies.scope import check_cross_replica
 from mirrax._src.strategies.updating import update_copies
 
@@ -212,75 +197,9 @@ class StrategyExtended:
         self._check_cross_replica("batch_reduce_to")
         options = options or self._options
         self.check_options(options)
-        op = parse_reduce_op(reduce_op)
         pairs = check_pairs(value_destination_pairs)
-        flat = [jax.tree.flatten(value, is_leaf=is_reducible) for value, _ in pairs]
-        each = [
-            (leaf.copies() if isinstance(leaf, DistributedVariable) else leaf, d)
-            for (leaves, _), (_, d) in zip(flat, pairs)
-            for leaf in leaves
-        ]
-        it = iter(self._reduce_each(op, each, options))
-        return [jax.tree.unflatten(tree, [next(it) for _ in ls]) for ls, tree in flat]
-
-    def _reduce_each(
-        self,
-        op: ReduceOp,
-        pairs: Sequence[tuple[Any, Any]],
-        options: CommunicationOptions | None,
-    ) -> list[Any]:
-        """Those that replicas have parts of together, the others one by one."""
-        spread = [(self._at_home(v), d) for v, d in pairs if self._is_spread(v)]
-        reduce = self._cross_device_ops.batch_reduce
-        reduced = iter(reduce(op, spread, options) if spread else ())
-        return [
-            next(reduced) if self._is_spread(v) else self._reduce_alone(op, v, d)
-            for v, d in pairs
-        ]
-
-    def _is_spread(self, value: Any) -> bool:
-        if isinstance(value, IndexedSlices):
-            return self._is_spread(value.values)
-        return isinstance(value, PerReplica) and self._strategy.num_replicas_in_sync > 1
-
-    def _at_home(self, value: Any) -> Any:
-        """`value`, whose parts belong to this strategy's devices if nobody has said where."""
-        if isinstance(value, IndexedSlices):
-            slices = (self._at_home(value.values), self._at_home(value.indices))
-            return IndexedSlices(*slices, value.dense_shape)
-        mesh = self._strategy.replica_mesh
-        if isinstance(value, PerReplica) and value.mesh is None:
-            check_parts(value, mesh)
-            return PerReplica(value.values, value.shapes, mesh)
-        return value
-
-    def _reduce_alone(self, op: ReduceOp, value: Any, destinations: Any) -> Any:
-        """A reduction of a value that is the same on all replicas."""
-        count = self._strategy.num_replicas_in_sync
-        if isinstance(value, IndexedSlices):
-            return value
-        if isinstance(value, ReplicaValues):
-            if count == 1:
-                value = only_part(value)
-            elif op is ReduceOp.SUM:
-                whole = value.array if value.array is not None else value.values[0]
-                value = whole * count
-        elif self._is_of_each_worker(value):
-            value = reduce_over_workers(self._strategy.replica_mesh, op, value, (), "")
-        elif op is ReduceOp.SUM and count > 1:
-            if is_number(value) and value == 0:
-                return value
-            raise ValueError(
-                f"{value!r} is not distributed, so whether a SUM should count it once or once "
-                "per replica is ambiguous. Pass a per-replica value."
-            )
-        return copy_to(value, check_destinations(destinations))
-
-    def _is_of_each_worker(self, value: Any) -> bool:
-        """Whether a plain value is one of this worker, which counts once for it."""
-        mesh = self._strategy.replica_mesh
-        is_traced = isinstance(value, Tracer) or context.current().frame is not None
-        return mesh is not None and mesh.spans_workers and not is_traced
+        op, ops = parse_reduce_op(reduce_op), self._cross_device_ops
+        return reduce_pairs(self._strategy, ops, op, pairs, options)
 
     def broadcast_to(self, tensor: Any, destinations: Any) -> Any:
         """`tensor` with a copy on each device of `destinations`."""

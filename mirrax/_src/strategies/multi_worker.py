@@ -12,8 +12,8 @@ import numpy as np
 
 from mirrax._src.base.context import Context
 from mirrax._src.base.devices import resolve_devices
-from mirrax._src.base.mesh import Layout, ReplicaMesh
-from mirrax._src.base.values import Args, Fn, Kwargs, PyTree, copies_of, to_device
+from mirrax._src.base.mesh import ReplicaMesh
+from mirrax._src.base.values import Args, Fn, Kwargs, PerReplica, PyTree, copies_of
 from mirrax._src.cluster.resolver_tf_config import TFConfigClusterResolver
 from mirrax._src.cluster.resolvers import (
     ClusterResolver,
@@ -28,19 +28,17 @@ from mirrax._src.cluster.runtime import (
     join_running_jax,
 )
 from mirrax._src.cluster.spec import TrainingCluster, training_cluster
-from mirrax._src.collectives.launch import launch
 from mirrax._src.collectives.options import (
     CommunicationImplementation,
     CommunicationOptions,
 )
-from mirrax._src.collectives.programs import FirstProgram
+from mirrax._src.collectives.programs import first_of_all, run_on_parts
 from mirrax._src.input.splitting import Share
 from mirrax._src.strategies.extended import StrategyExtended
 from mirrax._src.strategies.strategy import Strategy
 
 # Up to this size initial values travel with the message that compares them.
 _SMALL_BYTES = 64 * 1024
-_SMALLEST_BUCKET = 64 * 1024
 
 
 class MultiWorkerExtended(StrategyExtended):
@@ -231,8 +229,7 @@ class MultiWorkerMirroredStrategy(Strategy):
 
     def _broadcast(self, own: np.ndarray) -> np.ndarray:
         """The first worker's bytes, in sizes that need few programs."""
-        size = max(_SMALLEST_BUCKET, 1 << (own.nbytes - 1).bit_length())
-        flat = np.zeros(size // 4, np.int32)
+        flat = np.zeros((1 << (own.nbytes - 1).bit_length()) // 4, np.int32)
         flat.view(np.uint8)[: own.nbytes] = np.frombuffer(own.tobytes(), np.uint8)
         whole = np.asarray(self._first_of_all(flat))
         return whole.view(np.uint8)[: own.nbytes].view(own.dtype).reshape(own.shape)
@@ -240,10 +237,9 @@ class MultiWorkerMirroredStrategy(Strategy):
     def _first_of_all(self, own: np.ndarray) -> jax.Array:
         """The first worker's array, by a program on all devices."""
         mesh = self.replica_mesh
-        parts = [to_device(own, device) for device in mesh.local_devices]
-        joined = mesh.join(parts, mirrored=False), Layout.SPLIT
-        whole = jax.block_until_ready(launch(FirstProgram(), mesh, [joined]))[0]
-        return copies_of(whole)[0]
+        parts = PerReplica([own] * len(mesh.local_ids), mesh.equal_shapes(own))
+        whole = run_on_parts(first_of_all, mesh, [parts])[0]
+        return copies_of(jax.block_until_ready(whole))[0]
 
 
 def _communication(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import operator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from mirrax._src.base import context
 from mirrax._src.base.jax_compat import Tracer
 from mirrax._src.base.mesh import AXIS_NAME, Layout, ReplicaMesh
 from mirrax._src.base.protocols import StrategyLike
@@ -20,13 +23,20 @@ from mirrax._src.base.values import (
     PerReplica,
     ReplicaValues,
     UnevenError,
+    abstract,
+    check_parts,
     first_copy,
     is_distributed,
+    is_number,
     is_numeric,
     join,
+    on_device,
     only_part,
 )
+from mirrax._src.collectives.destinations import Destinations, copy_to
 from mirrax._src.collectives.launch import launch
+from mirrax._src.collectives.ops import CrossDeviceOps, check_destinations
+from mirrax._src.collectives.options import CommunicationOptions
 from mirrax._src.collectives.programs import gather_parts, run_on_parts
 from mirrax._src.collectives.sparse import IndexedSlices
 from mirrax._src.engines.replica_context import check_gather_axis
@@ -38,30 +48,22 @@ Axes = int | tuple[int, ...]
 
 @dataclass(frozen=True)
 class SumAlong:
-    """A replica's part of a reduction over an axis: its sum and the number of elements."""
+    """A replica's part of a reduction over `axes`: its sum and the number of elements.
+
+    Without axes it is given both.
+    """
 
     op: ReduceOp
-    axes: Axes
+    axes: Axes | None
 
     def __call__(self, arrays: list[jax.Array]) -> list[jax.Array]:
-        total = lax.psum(jnp.sum(arrays[0], self.axes), AXIS_NAME)
-        if self.op is ReduceOp.SUM:
-            return [total]
-        return [total / lax.psum(_count(arrays[0], self.axes), AXIS_NAME)]
-
-
-@dataclass(frozen=True)
-class Combine:
-    """Sums that replicas have made already, and their numbers of elements, into one."""
-
-    op: ReduceOp
-
-    def __call__(self, arrays: list[jax.Array]) -> list[jax.Array]:
-        total, count = (lax.psum(array, AXIS_NAME) for array in arrays)
-        if self.op is ReduceOp.SUM:
-            return [total]
-        is_float = jnp.issubdtype(total.dtype, jnp.inexact)
-        return [total / count.astype(total.dtype if is_float else jnp.float32)]
+        if self.axes is None:
+            total, count = arrays
+        else:
+            total, count = jnp.sum(arrays[0], self.axes), _count(arrays[0], self.axes)
+        total = lax.psum(total, AXIS_NAME)
+        is_sum = self.op is ReduceOp.SUM
+        return [total if is_sum else total / lax.psum(count, AXIS_NAME)]
 
 
 def checked_axis(axis: Any) -> Axes | None:
@@ -102,17 +104,71 @@ def reduce_leaf(
     if not is_sparse and not isinstance(value, ReplicaValues):
         return _reduce_plain(strategy, op, value, path)
     if mesh is not None and isinstance(value, PerReplica):
-        _check_equal_shapes(strategy, value, path)
+        _check_equal_shapes(mesh, value, path)
     if mesh is None or mesh.size == 1:
         return only_part(value)
     reduced = strategy.extended.reduce_to(op, value, mesh.local_devices)
     return jax.tree.map(_plain, reduced, is_leaf=is_distributed)
 
 
-def _plain(value: Any) -> Any:
-    if not isinstance(value, Mirrored):
+def reduce_pairs(
+    strategy: StrategyLike,
+    ops: CrossDeviceOps,
+    op: ReduceOp,
+    pairs: Sequence[tuple[Any, Destinations]],
+    options: CommunicationOptions | None,
+) -> list[Any]:
+    """Each value reduced to its destinations: together, where replicas have parts of them."""
+    leaves, tree = jax.tree.flatten([v for v, _ in pairs], is_leaf=is_reducible)
+    leaves = [v.copies() if isinstance(v, DistributedVariable) else v for v in leaves]
+    places = [d for v, d in pairs for _ in jax.tree.leaves(v, is_leaf=is_reducible)]
+    is_alone = strategy.num_replicas_in_sync == 1
+    is_spread = [not is_alone and _has_parts(leaf) for leaf in leaves]
+    spread = list(itertools.compress(zip(leaves, places), is_spread))
+    for part in jax.tree.leaves([v for v, _ in spread], is_leaf=is_distributed):
+        if isinstance(part, PerReplica) and part.mesh is None:  # put together by hand
+            check_parts(part, strategy.replica_mesh)
+            part.mesh = strategy.replica_mesh
+    reduced = iter(ops.batch_reduce(op, spread, options) if spread else ())
+    results = [
+        next(reduced) if together else _reduce_alone(strategy, op, leaf, destinations)
+        for leaf, destinations, together in zip(leaves, places, is_spread)
+    ]
+    return jax.tree.unflatten(tree, results)
+
+
+def _has_parts(value: Any) -> bool:
+    value = value.values if isinstance(value, IndexedSlices) else value
+    return isinstance(value, PerReplica)
+
+
+def _reduce_alone(
+    strategy: StrategyLike, op: ReduceOp, value: Any, destinations: Destinations
+) -> Any:
+    """A reduction of a value that is the same on all replicas."""
+    count, mesh = strategy.num_replicas_in_sync, strategy.replica_mesh
+    is_traced = isinstance(value, Tracer) or context.current().frame is not None
+    if isinstance(value, IndexedSlices):
         return value
-    return first_copy(value.array) if value.array is not None else value.values[0]
+    if isinstance(value, ReplicaValues):
+        if count == 1:
+            value = only_part(value)
+        elif op is ReduceOp.SUM:
+            value = (value.values[0] if value.array is None else value.array) * count
+    elif mesh is not None and mesh.spans_workers and not is_traced:
+        value = reduce_over_workers(mesh, op, value, (), "")
+    elif op is ReduceOp.SUM and count > 1:
+        if is_number(value) and value == 0:
+            return value
+        raise ValueError(
+            f"{value!r} is not distributed, so whether a SUM should count it once or once "
+            "per replica is ambiguous. Pass a per-replica value."
+        )
+    return copy_to(value, check_destinations(destinations))
+
+
+def _plain(value: Any) -> Any:
+    return value.values[0] if isinstance(value, Mirrored) else value
 
 
 def _reduce_plain(strategy: StrategyLike, op: ReduceOp, value: Any, path: str) -> Any:
@@ -141,8 +197,8 @@ def reduce_over_workers(
 
 
 def _combine(mesh: ReplicaMesh, op: ReduceOp, totals: list[Any], counts: Any) -> Any:
-    counts = PerReplica(map(jnp.float32, counts))
-    return first_copy(run_on_parts(Combine(op), mesh, [PerReplica(totals), counts])[0])
+    values = [PerReplica(totals), PerReplica(map(jnp.int32, counts))]
+    return first_copy(run_on_parts(SumAlong(op, None), mesh, values)[0])
 
 
 def _reduce_along(
@@ -152,11 +208,10 @@ def _reduce_along(
     if mesh is None or mesh.size == 1:
         return _reduce_copies(op, jnp.asarray(only_part(value)), 1, axes, path)
     if not isinstance(value, ReplicaValues):
-        is_traced = isinstance(value, Tracer)
-        if mesh.spans_workers and not is_traced:
+        if mesh.spans_workers and not isinstance(value, Tracer):
             return reduce_over_workers(mesh, op, value, axes, path)
-        array = value if is_traced else mesh.mirror(jnp.asarray(value))
-        value = Mirrored.of(array, mesh)
+        array = on_device(jnp.asarray(value), mesh.local_devices[0])
+        return _reduce_copies(op, array, mesh.size, axes, path)
     if value.layout is Layout.MIRRORED:
         return _reduce_copies(op, first_copy(value.array), mesh.size, axes, path)
     if value.layout is Layout.OWN:
@@ -172,7 +227,7 @@ def _reduce_along(
         for part in parts:
             _check_axis(part, axes, path)
         totals = [jnp.sum(part, axes) for part in parts]
-        _check_equal_shapes(strategy, PerReplica(totals), path, axes)
+        _check_equal_shapes(mesh, PerReplica(totals), path, axes)
         return _combine(mesh, op, totals, [_count(part, axes) for part in parts])
 
 
@@ -202,7 +257,7 @@ def _check_axis(array: Any, axes: Axes, path: str) -> None:
 
 
 def _check_equal_shapes(
-    strategy: StrategyLike, value: PerReplica, path: str, axis: Any = None
+    mesh: ReplicaMesh, value: PerReplica, path: str, axis: Any = None
 ) -> None:
     if value.array is not None:
         return
@@ -214,14 +269,11 @@ def _check_equal_shapes(
             f"`reduce` needs arrays or numbers, but value{path} holds "
             f"{type(parts[0]).__name__} objects."
         )
-    shapes = [jnp.shape(part) for part in parts]
-    describe, mesh = strategy.describe_replica, strategy.replica_mesh
-    if mesh is not None and mesh.spans_workers:  # all workers have to find the same
-        arrays = [jnp.asarray(part) for part in parts]
-        value.shapes = agreed = value.shapes or mesh.agreed_shapes(arrays)
-        shapes, describe = [shape for shape, _ in agreed], mesh.describe
+    # All workers have to find the same.
+    value.shapes = value.shapes or mesh.agreed_shapes([abstract(p) for p in parts])
+    shapes = [shape for shape, _ in value.shapes]
     if len(set(shapes)) > 1:
-        rows = "\n".join(f"  {describe(i)}: {shape}" for i, shape in enumerate(shapes))
+        rows = "\n".join(f"  {mesh.describe(i)}: {s}" for i, s in enumerate(shapes))
         if axis is not None:
             raise ValueError(
                 f"`reduce(axis={axis})`: what is left of value{path} after reducing along the "

@@ -28,7 +28,7 @@ from mirrax._src.base.values import (
     parts_of,
     regroup,
 )
-from mirrax._src.collectives.programs import FirstProgram, first_of_all, run_on_parts
+from mirrax._src.collectives.programs import first_of_all, run_on_parts
 from mirrax._src.engines.dispatch import run_replicas
 from mirrax._src.input.feeding import Feeding, check_not_in_replica
 from mirrax._src.state.distributed import DistributedVariable
@@ -377,11 +377,12 @@ class Strategy(Feeding):
 
     def first_part(self, value: Any) -> Any:
         """The first replica's part of a distributed value; a plain value as it is."""
-        if isinstance(value, PerReplica) and value.layout is Layout.OWN:
-            return first_of_all(value.array)
         mesh = self.replica_mesh
-        if isinstance(value, PerReplica) and mesh is not None and mesh.spans_workers:
-            return Mirrored.of(run_on_parts(FirstProgram(), mesh, [value])[0], mesh)
+        is_own = isinstance(value, PerReplica) and value.layout is Layout.OWN
+        spans_workers = mesh is not None and mesh.spans_workers
+        if is_own or (spans_workers and isinstance(value, PerReplica)):
+            first = run_on_parts(first_of_all, mesh, [value])[0]
+            return first if is_own else Mirrored.of(first, mesh)
         return value.values[0] if isinstance(value, ReplicaValues) else value
 
     def taking_steps(self, count: int) -> contextlib.AbstractContextManager[None]:
