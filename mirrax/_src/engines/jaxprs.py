@@ -22,7 +22,7 @@ from mirrax._src.base.jax_compat import (
     with_inputs,
 )
 from mirrax._src.base.mesh import AXIS_NAME
-from mirrax._src.collectives.launch import EQUALITY_MARK
+from mirrax._src.collectives.programs import EQUALITY_MARK
 
 # Collectives whose result all replicas share, and those that give each its own.
 _COMBINING = {

@@ -47,16 +47,13 @@ class StrategyExtended:
 
     def __init__(
         self,
+        strategy: Any,
         cross_device_ops: CrossDeviceOps | None = None,
         options: CommunicationOptions | None = None,
     ) -> None:
+        self._strategy = strategy
         self._cross_device_ops = cross_device_ops or NcclAllReduce()
         self._options = options
-        self._strategy: Any = None
-
-    def attach(self, strategy: StrategyLike) -> None:
-        """Tells whose extension this is."""
-        self._strategy = strategy
 
     # What it is ----------------------------------------------------------------------
 
@@ -194,7 +191,7 @@ class StrategyExtended:
         options: CommunicationOptions | None = None,
     ) -> list[Any]:
         """Several `reduce_to` in one, so that small values travel together."""
-        self._check_cross_replica("batch_reduce_to")
+        check_cross_replica(self._strategy, "batch_reduce_to")
         options = options or self._options
         self.check_options(options)
         pairs = check_pairs(value_destination_pairs)
@@ -203,7 +200,7 @@ class StrategyExtended:
 
     def broadcast_to(self, tensor: Any, destinations: Any) -> Any:
         """`tensor` with a copy on each device of `destinations`."""
-        self._check_cross_replica("broadcast_to")
+        check_cross_replica(self._strategy, "broadcast_to")
         return self._cross_device_ops.broadcast(tensor, destinations)
 
     # Updating ------------------------------------------------------------------------
@@ -261,7 +258,7 @@ class StrategyExtended:
         self, fn: Fn, args: Sequence[Any] = (), kwargs: Kwargs | None = None
     ) -> PyTree:
         """Calls `fn` once per replica; the older name of `strategy.run`."""
-        self._check_cross_replica("call_for_each_replica")
+        check_cross_replica(self._strategy, "call_for_each_replica")
         return self._strategy.run(fn, args, kwargs)
 
     def value_container(self, value: Any) -> Any:
@@ -283,13 +280,6 @@ class StrategyExtended:
                 f"`implementation=NCCL` needs GPUs, but a replica runs on "
                 f"{device_name(others[0])}. Use AUTO or RING."
             )
-
-    def _check_cross_replica(self, what: str) -> None:
-        advice = (
-            "Call it in cross-replica context: outside `run`, or in the function that you "
-            "pass to `merge_call`."
-        )
-        check_cross_replica(self._strategy, what, advice)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(of {self._strategy!r})"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -44,8 +45,10 @@ _SMALL_BYTES = 64 * 1024
 class MultiWorkerExtended(StrategyExtended):
     __module__ = "mirrax.distribute"
 
-    def __init__(self, task: TrainingCluster, options: CommunicationOptions) -> None:
-        super().__init__(options=options)
+    def __init__(
+        self, strategy: Any, task: TrainingCluster, options: CommunicationOptions
+    ) -> None:
+        super().__init__(strategy, options=options)
         self._is_first = not task.index
         if task.task_type is not None:
             self._worker_name = f"/job:{task.task_type}/replica:0/task:{task.task_id}"
@@ -140,7 +143,7 @@ class MultiWorkerMirroredStrategy(Strategy):
             is_alone_on_cpu = not task.size and devices[0].platform == "cpu"
             devices = devices[:1] if is_alone_on_cpu else devices
         mesh = ReplicaMesh(devices, self._cluster)  # pyright: ignore
-        super().__init__(self.extended_class(task, options), mesh)  # pyright: ignore
+        super().__init__(self.extended_class(self, task, options), mesh)  # pyright: ignore
         self.extended.check_options(options)
         if self._cluster is not None:
             self._connect()
@@ -177,10 +180,9 @@ class MultiWorkerMirroredStrategy(Strategy):
         with self._cluster.explaining():
             return super()._run(fn, args, kwargs, here)
 
-    def taking_steps(self, count: int) -> contextlib.AbstractContextManager[None]:
+    def note_steps(self, count: int) -> None:
         if self._cluster is not None:
             self._cluster.note_steps(count)
-        return super().taking_steps(count)
 
     @contextlib.contextmanager
     def entered(self, what: str) -> Iterator[None]:

@@ -40,4 +40,4 @@ class OneDeviceStrategy(Strategy):
 
     def __init__(self, device: DeviceLike) -> None:
         mesh = ReplicaMesh((resolve_device(device),))
-        super().__init__(self.extended_class(), mesh)
+        super().__init__(self.extended_class(self), mesh)

@@ -34,10 +34,9 @@ from mirrax._src.base.values import (
     only_part,
 )
 from mirrax._src.collectives.destinations import Destinations, copy_to
-from mirrax._src.collectives.launch import launch
 from mirrax._src.collectives.ops import CrossDeviceOps, check_destinations
 from mirrax._src.collectives.options import CommunicationOptions
-from mirrax._src.collectives.programs import gather_parts, run_on_parts
+from mirrax._src.collectives.programs import gather_parts, launch, run_on_parts
 from mirrax._src.collectives.sparse import IndexedSlices
 from mirrax._src.engines.replica_context import check_gather_axis
 from mirrax._src.state.distributed import DistributedVariable
@@ -286,8 +285,9 @@ def _check_equal_shapes(
         )
 
 
-def gather_leaf(mesh: ReplicaMesh | None, value: Any, axis: int) -> Any:
+def gather_leaf(strategy: StrategyLike, value: Any, axis: int) -> Any:
     """One leaf of `strategy.gather`."""
+    mesh = strategy.replica_mesh
     if isinstance(value, IndexedSlices):
         raise NotImplementedError(
             "`gather` takes arrays; gather the values and indices of IndexedSlices "
@@ -303,11 +303,12 @@ def gather_leaf(mesh: ReplicaMesh | None, value: Any, axis: int) -> Any:
         check_gather_axis(value, axis)
         nothing = lax.slice_in_dim(value, 0, 0, axis=axis % value.ndim)
         value = PerReplica([value] + [nothing] * (len(mesh.local_ids) - 1))
-    return first_copy(gather_everywhere(mesh, value, axis))
+    return first_copy(gather_everywhere(strategy, value, axis))
 
 
-def gather_everywhere(mesh: ReplicaMesh | None, value: Any, axis: int) -> jax.Array:
+def gather_everywhere(strategy: StrategyLike, value: Any, axis: int) -> jax.Array:
     """The parts of `value` joined along `axis`, on all replicas."""
+    mesh = strategy.replica_mesh
     if not isinstance(value, ReplicaValues):
         value = PerReplica([value] * (mesh.size if mesh else 1))
     first = value.array if value.layout is Layout.OWN else value.values[0]

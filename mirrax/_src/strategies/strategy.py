@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from mirrax._src.base import context
-from mirrax._src.base.errors import warn_renamed
+from mirrax._src.base.errors import renamed
 from mirrax._src.base.jax_compat import Device, Tracer
 from mirrax._src.base.mesh import AXIS_NAME, Layout, ReplicaMesh
 from mirrax._src.base.reduce_op import ReduceOp, parse_reduce_op
@@ -45,10 +45,6 @@ from mirrax._src.strategies.scope import Scope, check_cross_replica, enter_scope
 from mirrax._src.strategies.stepping import Stepper, check_not_traced
 
 _ALREADY = contextlib.nullcontext()
-_IN_REPLICAS = (
-    "It combines replicas, so it belongs outside `run`; inside use "
-    "`mx.distribute.get_replica_context().all_reduce` or `.merge_call`."
-)
 
 
 class Strategy(Feeding):
@@ -67,7 +63,6 @@ class Strategy(Feeding):
 
     def __init__(self, extended: StrategyExtended, mesh: ReplicaMesh | None) -> None:
         self._extended = extended
-        extended.attach(self)
         # None for the default strategy only; typed as what the layers below meet.
         self.replica_mesh: ReplicaMesh = mesh  # pyright: ignore[reportAttributeAccessIssue]
         self._stop_reason: str | None = None
@@ -120,7 +115,7 @@ class Strategy(Feeding):
           1: <mx.Variable 'Variable/replica_1' shape=() dtype=float32, numpy=1.0>
         }
         """
-        return Scope(self, self)
+        return Scope(self.enter_scope, self)
 
     def enter_scope(self) -> context.enter:
         """What `scope` does when it is entered."""
@@ -128,7 +123,7 @@ class Strategy(Feeding):
 
     def entered(self, what: str) -> contextlib.AbstractContextManager[Any]:
         """The scope for methods that need it; not in a replica, nor in another's scope."""
-        check_cross_replica(self, what, _IN_REPLICAS)
+        check_cross_replica(self, what)
         is_current = context.current().strategy is self
         return _ALREADY if is_current else self.enter_scope()
 
@@ -166,7 +161,7 @@ class Strategy(Feeding):
             args = checked_run(fn, args, options)
         here = context.current()
         if here.strategy is not self or here.replica is not None:
-            check_cross_replica(self, "run", _IN_REPLICAS)
+            check_cross_replica(self, "run")
         return self._run(fn, args, kwargs or {}, here)
 
     _run = run_replicas
@@ -205,11 +200,11 @@ class Strategy(Feeding):
         with self.entered("run_steps"):
             return self.stepper.run_steps(fn, iterator, steps)
 
+    @renamed("run")
     def experimental_run_v2(
         self, fn: Fn, args: Sequence[Any] = (), kwargs: Kwargs | None = None
     ) -> PyTree:
         """The name of `run` in TensorFlow 2.0."""
-        warn_renamed("experimental_run_v2", "run")
         return self.run(fn, args, kwargs)
 
     # Stopping ------------------------------------------------------------------------
@@ -273,16 +268,14 @@ class Strategy(Feeding):
         >>> strategy.gather(mx.distribute.PerReplica([jnp.arange(3), jnp.arange(2)]), axis=0)
         Array([0, 1, 2, 0, 1], dtype=int32)
         """
-        with self.entered("gather"):
-            return jax.tree.map(
-                lambda leaf: gather_leaf(self.replica_mesh, leaf, axis),
-                value,
-                is_leaf=is_reducible,
-            )
 
-    def gather_everywhere(self, value: Any, axis: int) -> jax.Array:
-        """The parts of `value` joined along `axis`, on all replicas."""
-        return gather_everywhere(self.replica_mesh, value, axis)
+        def gather_one(leaf: Any) -> Any:
+            return gather_leaf(self, leaf, axis)
+
+        with self.entered("gather"):
+            return jax.tree.map(gather_one, value, is_leaf=is_reducible)
+
+    gather_everywhere = gather_everywhere
 
     # Values --------------------------------------------------------------------------
 
@@ -385,9 +378,8 @@ class Strategy(Feeding):
             return first if is_own else Mirrored.of(first, mesh)
         return value.values[0] if isinstance(value, ReplicaValues) else value
 
-    def taking_steps(self, count: int) -> contextlib.AbstractContextManager[None]:
-        """Goes around a loop over `count` steps."""
-        return contextlib.nullcontext()
+    def note_steps(self, count: int) -> None:
+        """Called before a loop over `count` steps."""
 
     def initial_on_all_workers(self, array: jax.Array) -> jax.Array:
         """The initial value of a variable: the same on all workers."""
