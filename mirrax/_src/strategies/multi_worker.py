@@ -15,19 +15,9 @@ from mirrax._src.base.context import Context
 from mirrax._src.base.devices import resolve_devices
 from mirrax._src.base.mesh import ReplicaMesh
 from mirrax._src.base.values import Args, Fn, Kwargs, PerReplica, PyTree, copies_of
+from mirrax._src.cluster import resolvers, runtime
 from mirrax._src.cluster.resolver_tf_config import TFConfigClusterResolver
-from mirrax._src.cluster.resolvers import (
-    ClusterResolver,
-    agree_on_devices,
-    choose_devices,
-    resolver_of,
-)
-from mirrax._src.cluster.runtime import (
-    Cluster,
-    ClusterOptions,
-    join_cluster,
-    join_running_jax,
-)
+from mirrax._src.cluster.resolvers import ClusterResolver
 from mirrax._src.cluster.spec import TrainingCluster, training_cluster
 from mirrax._src.collectives.options import (
     CommunicationImplementation,
@@ -120,24 +110,24 @@ class MultiWorkerMirroredStrategy(Strategy):
                 "MultiWorkerMirroredStrategy does not use: it trains on workers only. Leave "
                 '"ps" out of the cluster.'
             )
-        cluster_options = ClusterOptions.of_environment(
+        cluster_options = runtime.ClusterOptions.of_environment(
             heartbeat=heartbeat,
             step_timeout=step_timeout or options.timeout_seconds,
             join_timeout=join_timeout,
             debug=debug,
         )
-        self._cluster: Cluster | None = None
+        self._cluster: runtime.Cluster | None = None
         if task.index is not None and task.size > 1:
-            choose_devices(self._resolver)
-            self._cluster = join_cluster(
+            resolvers.choose_devices(self._resolver)
+            self._cluster = runtime.join_cluster(
                 task.addresses, task.names, task.index, cluster_options
             )
         elif not task.size and jax.distributed.is_initialized():
-            self._cluster = join_running_jax(cluster_options)
-            self._resolver = resolver_of(self._cluster)
+            self._cluster = runtime.join_running_jax(cluster_options)
+            self._resolver = resolvers.resolver_of(self._cluster)
             task = training_cluster(self._resolver)
         if self._cluster is not None:
-            devices = agree_on_devices(self._cluster)
+            devices = resolvers.agree_on_devices(self._cluster)
         else:
             devices = resolve_devices(None)
             is_alone_on_cpu = not task.size and devices[0].platform == "cpu"

@@ -32,15 +32,9 @@ from mirrax._src.collectives.programs import first_of_all, run_on_parts
 from mirrax._src.engines.dispatch import run_replicas
 from mirrax._src.input.feeding import Feeding, check_not_in_replica
 from mirrax._src.state.distributed import DistributedVariable
+from mirrax._src.strategies import reducing
 from mirrax._src.strategies.arguments import RunOptions, ValueContext, checked_run
 from mirrax._src.strategies.extended import StrategyExtended
-from mirrax._src.strategies.reducing import (
-    checked_axis,
-    gather_everywhere,
-    gather_leaf,
-    is_reducible,
-    reduce_leaf,
-)
 from mirrax._src.strategies.scope import Scope, check_cross_replica, enter_scope
 from mirrax._src.strategies.stepping import Stepper, check_not_traced
 
@@ -253,13 +247,17 @@ class Strategy(Feeding):
                 replica made, is summed.
         """
         op = parse_reduce_op(reduce_op)
-        axis = checked_axis(axis)
+        axis = reducing.checked_axis(axis)
 
         def reduce_one(path: Any, leaf: Any) -> Any:
-            return reduce_leaf(self, op, leaf, axis, jax.tree_util.keystr(path))
+            return reducing.reduce_leaf(
+                self, op, leaf, axis, jax.tree_util.keystr(path)
+            )
 
         with self.entered("reduce"):
-            return jax.tree.map_with_path(reduce_one, value, is_leaf=is_reducible)
+            return jax.tree.map_with_path(
+                reduce_one, value, is_leaf=reducing.is_reducible
+            )
 
     def gather(self, value: PyTree, axis: int) -> PyTree:
         """The replicas' values joined along `axis`; their lengths there may differ.
@@ -270,12 +268,12 @@ class Strategy(Feeding):
         """
 
         def gather_one(leaf: Any) -> Any:
-            return gather_leaf(self, leaf, axis)
+            return reducing.gather_leaf(self, leaf, axis)
 
         with self.entered("gather"):
-            return jax.tree.map(gather_one, value, is_leaf=is_reducible)
+            return jax.tree.map(gather_one, value, is_leaf=reducing.is_reducible)
 
-    gather_everywhere = gather_everywhere
+    gather_everywhere = reducing.gather_everywhere
 
     # Values --------------------------------------------------------------------------
 
