@@ -18,6 +18,7 @@ from mirrax._src.base.reduce_op import (
     parse_reduce_op,
 )
 from mirrax._src.base.values import Fn, Kwargs, PyTree
+from mirrax._src.cluster.spec import TrainingCluster
 from mirrax._src.collectives.algorithms import NcclAllReduce
 from mirrax._src.collectives.destinations import destination_devices
 from mirrax._src.collectives.ops import CrossDeviceOps, check_destinations, check_pairs
@@ -35,41 +36,42 @@ from mirrax._src.strategies.reducing import reduce_pairs
 from mirrax._src.strategies.scope import check_cross_replica
 from mirrax._src.strategies.updating import update_copies
 
-# What `non_slot_devices` and `update_non_slot` pass on.
-Devices = tuple[str, ...]
-
 
 class StrategyExtended:
     """Methods of a strategy that libraries (optimizers, metrics) are built with."""
 
     __module__ = "mirrax.distribute"
-    _worker_name = "/job:localhost/replica:0/task:0"
 
     def __init__(
         self,
         strategy: Any,
         cross_device_ops: CrossDeviceOps | None = None,
         options: CommunicationOptions | None = None,
+        task: TrainingCluster | None = None,
     ) -> None:
-        self._strategy = strategy
+        self._strategy, self._task = strategy, task
         self._cross_device_ops = cross_device_ops or NcclAllReduce()
         self._options = options
 
     # What it is ----------------------------------------------------------------------
 
     @property
-    def device_names(self) -> Devices:
+    def device_names(self) -> tuple[str, ...]:
         mesh = self._strategy.replica_mesh
         devices = mesh.local_devices if mesh else jax.local_devices()[:1]
         return tuple(device_name(device) for device in devices)
 
     @property
-    def worker_devices(self) -> Devices:
+    def worker_devices(self) -> tuple[str, ...]:
         """The devices that run replicas on this worker, by their full names."""
-        return tuple(f"{self._worker_name}/device:{n}" for n in self.device_names)
+        job, index = "localhost", 0
+        if self._task is not None and self._task.task_type is not None:
+            job, index = self._task.task_type, self._task.task_id
+        worker = f"/job:{job}/replica:0/task:{index}"
+        return tuple(f"{worker}/device:{name}" for name in self.device_names)
 
     @property
-    def parameter_devices(self) -> Devices:
+    def parameter_devices(self) -> tuple[str, ...]:
         """The devices that hold variables on this worker, by their full names."""
         return self.worker_devices
 
@@ -80,13 +82,13 @@ class StrategyExtended:
 
     @property
     def should_checkpoint(self) -> bool:
-        """Whether this worker writes checkpoints."""
-        return True
+        """Whether this worker writes checkpoints: the first one does."""
+        return self._task is None or not self._task.index
 
     @property
     def should_save_summary(self) -> bool:
-        """Whether this worker writes summaries."""
-        return True
+        """Whether this worker writes summaries: the first one does."""
+        return self.should_checkpoint
 
     @property
     def experimental_require_static_shapes(self) -> bool:
@@ -95,8 +97,8 @@ class StrategyExtended:
 
     @property
     def experimental_between_graph(self) -> bool:
-        """Whether each worker builds a program of its own."""
-        return False
+        """Whether each worker builds a program of its own: one of a cluster does."""
+        return self._task is not None
 
     @property
     def experimental_should_init(self) -> bool:
@@ -119,6 +121,12 @@ class StrategyExtended:
         return here.replica.merge("mx.Variable", merge, (spec,))
 
     def _create(self, spec: VariableSpec) -> Variable:
+        if self._strategy.has_plain_values:
+            variable = OrdinaryVariable(spec, self._strategy)
+            with jax.ensure_compile_time_eval():  # also while a function is traced
+                device = self._strategy.replica_mesh.devices[0]
+                variable.stored = jax.device_put(variable.stored, device)
+            return variable
         colocate = context.current().colocate_with
         if colocate is not None and not isinstance(colocate, DistributedVariable):
             return OrdinaryVariable(spec)
@@ -248,7 +256,7 @@ class StrategyExtended:
         call = (group, fn, args, kwargs)
         return update_copies(self._strategy, "update_non_slot", None, devices, *call)
 
-    def non_slot_devices(self, var_list: Sequence[Variable]) -> Devices:
+    def non_slot_devices(self, var_list: Sequence[Variable]) -> tuple[str, ...]:
         """The devices for state that belongs to no single variable of `var_list`."""
         return self.worker_devices
 

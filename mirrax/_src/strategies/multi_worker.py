@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,45 +17,17 @@ from mirrax._src.base.values import Args, Fn, Kwargs, PerReplica, PyTree, copies
 from mirrax._src.cluster import resolvers, runtime
 from mirrax._src.cluster.resolver_tf_config import TFConfigClusterResolver
 from mirrax._src.cluster.resolvers import ClusterResolver
-from mirrax._src.cluster.spec import TrainingCluster, training_cluster
+from mirrax._src.cluster.spec import training_cluster
 from mirrax._src.collectives.options import (
     CommunicationImplementation,
     CommunicationOptions,
 )
 from mirrax._src.collectives.programs import first_of_all, run_on_parts
 from mirrax._src.input.splitting import Share
-from mirrax._src.strategies.extended import StrategyExtended
 from mirrax._src.strategies.strategy import Strategy
 
 # Up to this size initial values travel with the message that compares them.
 _SMALL_BYTES = 64 * 1024
-
-
-class MultiWorkerExtended(StrategyExtended):
-    __module__ = "mirrax.distribute"
-
-    def __init__(
-        self, strategy: Any, task: TrainingCluster, options: CommunicationOptions
-    ) -> None:
-        super().__init__(strategy, options=options)
-        self._is_first = not task.index
-        if task.task_type is not None:
-            self._worker_name = f"/job:{task.task_type}/replica:0/task:{task.task_id}"
-
-    @property
-    def should_checkpoint(self) -> bool:
-        """Whether this worker writes checkpoints: the first one does."""
-        return self._is_first
-
-    @property
-    def should_save_summary(self) -> bool:
-        """Whether this worker writes summaries: the first one does."""
-        return self._is_first
-
-    @property
-    def experimental_between_graph(self) -> bool:
-        """Whether each worker builds a program of its own: it does."""
-        return True
 
 
 class MultiWorkerMirroredStrategy(Strategy):
@@ -88,7 +59,6 @@ class MultiWorkerMirroredStrategy(Strategy):
     """
 
     __module__ = "mirrax.distribute"
-    extended_class = MultiWorkerExtended
 
     def __init__(
         self,
@@ -133,7 +103,8 @@ class MultiWorkerMirroredStrategy(Strategy):
             is_alone_on_cpu = not task.size and devices[0].platform == "cpu"
             devices = devices[:1] if is_alone_on_cpu else devices
         mesh = ReplicaMesh(devices, self._cluster)  # pyright: ignore
-        super().__init__(self.extended_class(self, task, options), mesh)  # pyright: ignore
+        extended = self.extended_class(self, options=options, task=task)
+        super().__init__(extended, mesh)
         self.extended.check_options(options)
         if self._cluster is not None:
             self._connect()
