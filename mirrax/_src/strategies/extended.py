@@ -1,4 +1,4 @@
-"""`StrategyExtended`: the methods for library authors, each a short call to the real thing."""
+"""`StrategyExtended`: the methods for library authors."""
 
 from __future__ import annotations
 
@@ -7,17 +7,29 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from mirrax._src.base import context
 from mirrax._src.base.devices import device_name
+from mirrax._src.base.jax_compat import Device
 from mirrax._src.base.logical import device_kind
+from mirrax._src.base.mesh import ReplicaMesh
 from mirrax._src.base.protocols import StrategyLike
 from mirrax._src.base.reduce_op import (
     ReduceOp,
     VariableSynchronization,
     parse_reduce_op,
 )
-from mirrax._src.base.values import Fn, Kwargs, PyTree
+from mirrax._src.base.values import (
+    Fn,
+    Kwargs,
+    Mirrored,
+    PerReplica,
+    PyTree,
+    is_leaf,
+    is_numeric,
+    regroup,
+)
 from mirrax._src.cluster.spec import TrainingCluster
 from mirrax._src.collectives.algorithms import NcclAllReduce
 from mirrax._src.collectives.destinations import destination_devices
@@ -26,6 +38,8 @@ from mirrax._src.collectives.options import (
     CommunicationImplementation,
     CommunicationOptions,
 )
+from mirrax._src.engines.eager import update_eagerly
+from mirrax._src.engines.trace import run_in_trace
 from mirrax._src.input.dataset import Dataset
 from mirrax._src.input.feeding import numpy_dataset
 from mirrax._src.state.distributed import ComponentVariable, DistributedVariable
@@ -34,7 +48,6 @@ from mirrax._src.state.on_read import SyncOnReadVariable
 from mirrax._src.state.variable import OrdinaryVariable, Variable, VariableSpec
 from mirrax._src.strategies.reducing import reduce_pairs
 from mirrax._src.strategies.scope import check_cross_replica
-from mirrax._src.strategies.updating import update_copies
 
 
 class StrategyExtended:
@@ -234,8 +247,7 @@ class StrategyExtended:
         """
         if not isinstance(var, Variable):
             raise TypeError(f"`update` takes a variable, got {type(var).__name__}.")
-        call = (group, fn, args, kwargs)
-        return update_copies(self._strategy, "update", var, None, *call)
+        return self._update("update", var, None, group, fn, args, kwargs)
 
     def update_non_slot(
         self,
@@ -253,8 +265,70 @@ class StrategyExtended:
                 "`colocate_with` must be what `non_slot_devices` returned: devices of this "
                 "strategy."
             )
-        call = (group, fn, args, kwargs)
-        return update_copies(self._strategy, "update_non_slot", None, devices, *call)
+        return self._update("update_non_slot", None, devices, group, fn, args, kwargs)
+
+    def _update(
+        self,
+        what: str,
+        variable: Variable | None,
+        devices: tuple[Device, ...] | None,
+        group: bool,
+        fn: Fn,
+        args: Sequence[Any],
+        kwargs: Kwargs | None,
+    ) -> PyTree:
+        """`fn` for each copy of `variable`, or without one for each of `devices`."""
+        here, strategy = context.current(), self._strategy
+        mesh, args, kwargs = strategy.replica_mesh, tuple(args), dict(kwargs or {})
+        if here.replica is not None and here.strategy is strategy and mesh is not None:
+
+            def merge(_: StrategyLike, *args: Any, **kwargs: Any) -> PyTree:
+                return self._update(what, variable, devices, group, fn, args, kwargs)
+
+            return here.replica.merge(what, merge, args, kwargs)
+        is_distributed = isinstance(variable, DistributedVariable)
+        if variable is not None:
+            self._check_owner(variable)
+        if mesh is None or (variable is not None and not is_distributed):
+            first = () if variable is None else (variable,)
+            with context.changed(replica=None):
+                result = fn(*first, *args, **kwargs)
+            return result if group else (result,)
+        if here.frame is not None and devices not in (None, mesh.local_devices):
+            raise ValueError(
+                f"`{what}` in a compiled function runs on all devices of the strategy; only in "
+                "plain Python can it run on some."
+            )
+
+        def call(*args: Any, **kwargs: Any) -> PyTree:
+            """`fn` on the copy of the replica that the traced code works for."""
+            first = () if variable is None else (ComponentVariable(variable, 0),)
+            return fn(*first, *args, **kwargs)
+
+        with strategy.entered(what):
+            if here.frame is not None:
+                merged = run_in_trace(strategy, call, args, kwargs, is_update=True)
+            else:
+                copies = variable.values if is_distributed else None
+                where = devices or mesh.local_devices
+                results = update_eagerly(strategy, fn, args, kwargs, copies, where)
+                describe = strategy.describe_replica
+                merged = regroup(results, describe, lambda parts: _merge(parts, mesh))
+            if group:
+                return merged
+            local = strategy.experimental_local_results
+            return jax.tree.map(
+                local, merged, is_leaf=lambda x: x is None or is_leaf(x)
+            )
+
+    def _check_owner(self, variable: Variable) -> None:
+        is_distributed = isinstance(variable, DistributedVariable)
+        is_own = is_distributed or self._strategy.num_replicas_in_sync == 1
+        if not is_own or (is_distributed and variable.strategy is not self._strategy):
+            raise ValueError(
+                f"Variable {variable.name!r} was made outside the scope of {self._strategy!r}, so "
+                "it has no copy on each of its devices. Make it inside `with strategy.scope():`."
+            )
 
     def non_slot_devices(self, var_list: Sequence[Variable]) -> tuple[str, ...]:
         """The devices for state that belongs to no single variable of `var_list`."""
@@ -291,6 +365,17 @@ class StrategyExtended:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(of {self._strategy!r})"
+
+
+def _merge(parts: Sequence[Any], mesh: ReplicaMesh) -> Any:
+    """The results of an update as one: the variable itself, if its copies were returned."""
+    home = mesh if len(mesh.local_ids) == len(parts) else None
+    if all(isinstance(part, ComponentVariable) for part in parts):
+        if all(part.whole is parts[0].whole for part in parts):
+            return parts[0].whole
+    elif all(map(is_numeric, parts)):
+        return Mirrored(map(jnp.asarray, parts), mesh=home)
+    return PerReplica(parts, mesh=home)
 
 
 def _same_spec(specs: Sequence[VariableSpec], strategy: StrategyLike) -> VariableSpec:

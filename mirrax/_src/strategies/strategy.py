@@ -250,9 +250,8 @@ class Strategy(Feeding):
         axis = reducing.checked_axis(axis)
 
         def reduce_one(path: Any, leaf: Any) -> Any:
-            return reducing.reduce_leaf(
-                self, op, leaf, axis, jax.tree_util.keystr(path)
-            )
+            name = jax.tree_util.keystr(path)
+            return reducing.LeafReduction(self, op, axis, name)(leaf)
 
         with self.entered("reduce"):
             return jax.tree.map_with_path(
