@@ -499,7 +499,7 @@ def test_many_steps_are_one_dispatch_and_one_compile(launches: list[Program]) ->
     assert traces.count == first <= 2
     assert len(launches) == 3 and len(set(map(id, launches))) == 1
     assert float(v) == 4.0 * 80
-    [step] = strategy.stepper._steps.values()
+    [step] = strategy.stepper._steps["run"]._functions.values()
     assert step.function.trace_count == 1
 
 

@@ -2,38 +2,49 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
-from collections.abc import Callable, Iterable, Sequence
-from functools import reduce as fold
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 
 from mirrax._src.base.devices import DeviceLike, device_name, resolve_devices
 from mirrax._src.base.errors import warn_user
 from mirrax._src.base.mesh import AXIS_NAME, ReplicaMesh
 from mirrax._src.base.reduce_op import ReduceOp
-from mirrax._src.collectives.destinations import Destinations, place
-from mirrax._src.collectives.equality import declare_equal
+from mirrax._src.collectives.destinations import Destinations, mesh_of, place
 from mirrax._src.collectives.ops import CrossDeviceOps
 from mirrax._src.collectives.options import CommunicationOptions
-from mirrax._src.collectives.packing import BETWEEN_WORKERS, PackLimits
-from mirrax._src.collectives.programs import (
-    ReduceProgram,
-    mesh_of,
-    reduce_sparse,
-    run_on_parts,
-)
+from mirrax._src.collectives.packing import BETWEEN_WORKERS, PackLimits, reduce_packed
+from mirrax._src.collectives.programs import declare_equal, reduce_sparse, run_on_parts
 from mirrax._src.collectives.sparse import IndexedSlices
 
 # A ring sends less than twice an array; a gather all others' arrays to each replica.
 _MOST_BYTES_TO_GATHER = 4 * 1024 * 1024
 
 
+def _add_all(parts: Any) -> jax.Array:
+    return functools.reduce(operator.add, parts)
+
+
 class _ProgramOps(CrossDeviceOps):
-    """Reductions that are programs on the devices; a subclass is an algorithm."""
+    """Reductions that are programs on the devices; a subclass is an algorithm.
+
+    Small arrays are split into `num_packs` packs; 0 packs nothing.
+    """
+
+    num_packs = 1
+    limits: PackLimits | None = None  # in place of `num_packs`
+
+    def __init__(self, num_packs: int = 1) -> None:
+        if num_packs < 0:
+            raise ValueError(f"`num_packs` must be at least 0, got {num_packs}.")
+        self.num_packs = num_packs
 
     def reduce_implementation(
         self,
@@ -52,29 +63,34 @@ class _ProgramOps(CrossDeviceOps):
         options: CommunicationOptions,
     ) -> list[Any]:
         """All dense values in one program, sparse ones by joining their rows."""
-        results: list[Any] = [None] * len(value_destination_pairs)
-        dense: list[int] = []
-        for i, (value, destinations) in enumerate(value_destination_pairs):
-            if isinstance(value, IndexedSlices):
-                results[i] = reduce_sparse(reduce_op, value, destinations)
-            else:
-                dense.append(i)
+        pairs = value_destination_pairs
+        dense = [(v, d) for v, d in pairs if not isinstance(v, IndexedSlices)]
+        placed = iter(())
         if dense:
-            values, places = zip(*(value_destination_pairs[i] for i in dense))
-            mesh = mesh_of(values[0], places[0])
+            mesh = mesh_of(*dense[0])
             program = ReduceProgram(self, reduce_op, options, mesh)
-            reduced = run_on_parts(program, mesh, values)
-            for i, value, destinations in zip(dense, reduced, places):
-                results[i] = place(value, mesh, destinations)
-        return results
+            reduced = run_on_parts(program, mesh, [v for v, _ in dense])
+            placed = (place(r, mesh, d) for r, (_, d) in zip(reduced, dense))
+        return [
+            reduce_sparse(reduce_op, v, d)
+            if isinstance(v, IndexedSlices)
+            else next(placed)
+            for v, d in pairs
+        ]
 
     def pack_limits(
         self, num_arrays: int, options: CommunicationOptions, mesh: ReplicaMesh
     ) -> PackLimits:
         """Which arrays travel together."""
+        if self.limits is not None:
+            return self.limits
+        if self.num_packs == 0:
+            return PackLimits(small_bytes=0)
         if options.bytes_per_pack:
             size = options.bytes_per_pack
             return PackLimits(size, size, num_arrays, mesh.spans_workers)
+        if self.num_packs > 1:
+            return PackLimits(pack_arrays=math.ceil(num_arrays / self.num_packs))
         return BETWEEN_WORKERS if mesh.spans_workers else PackLimits()
 
     def reduce_in_program(self, array: jax.Array, mesh: ReplicaMesh) -> jax.Array:
@@ -90,46 +106,45 @@ class _ProgramOps(CrossDeviceOps):
     def __hash__(self) -> int:
         return hash(type(self))
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(num_packs={self.num_packs})"
+
+
+@dataclass(frozen=True)
+class ReduceProgram:
+    """What one replica does in a reduction of many arrays."""
+
+    ops: _ProgramOps
+    op: ReduceOp
+    options: CommunicationOptions
+    mesh: ReplicaMesh
+
+    def __call__(self, arrays: list[jax.Array]) -> list[jax.Array]:
+        def reduce(array: jax.Array) -> jax.Array:
+            if array.dtype == jnp.bool_:
+                raise TypeError(
+                    "Booleans cannot be summed; convert them first: `value.astype(int)`."
+                )
+            total = self.ops.reduce_in_program(array, self.mesh)
+            return total / self.mesh.size if self.op is ReduceOp.MEAN else total
+
+        limits = self.ops.pack_limits(len(arrays), self.options, self.mesh)
+        return reduce_packed(arrays, limits, reduce)
+
 
 def _is_gathered(array: jax.Array, mesh: ReplicaMesh) -> bool:
     """Whether every replica gets all parts and adds them up: between workers on CPUs.
 
-    Gloo's all-reduce is a ring of many small messages: 16 KiB take it 1.3 ms on one machine,
-    a gather and the additions 0.5 ms. All replicas add the same parts in the same order, so
-    they have the same sum to the last bit. (Pairs that exchange by `ppermute` and add are
-    faster still, but XLA may fuse a replica's own part into the addition, unrounded: the sums
-    then differ.)
+    Gloo's all-reduce is a ring of many small messages (docs/design_around.md). All replicas
+    add the same parts in the same order, so they have the same sum to the last bit; pairs that
+    exchange by `ppermute` would not: XLA may fuse a replica's own part in, unrounded.
     """
     size = array.size * array.dtype.itemsize
     is_little = mesh.size == 2 or size * (mesh.size - 1) <= _MOST_BYTES_TO_GATHER
     return mesh.spans_workers and mesh.devices[0].platform == "cpu" and is_little
 
 
-class _PackedAllReduce(_ProgramOps):
-    """An all-reduce whose small arrays are split into `num_packs` packs; 0 packs nothing."""
-
-    def __init__(self, num_packs: int = 1) -> None:
-        if num_packs < 0:
-            raise ValueError(f"`num_packs` must be at least 0, got {num_packs}.")
-        self.num_packs = num_packs
-        self.limits: PackLimits | None = None  # in place of `num_packs`
-
-    def pack_limits(
-        self, num_arrays: int, options: CommunicationOptions, mesh: ReplicaMesh
-    ) -> PackLimits:
-        if self.limits is not None:
-            return self.limits
-        if self.num_packs == 0:
-            return PackLimits(small_bytes=0)
-        if self.num_packs == 1 or options.bytes_per_pack:
-            return super().pack_limits(num_arrays, options, mesh)
-        return PackLimits(pack_arrays=math.ceil(num_arrays / self.num_packs))
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}(num_packs={self.num_packs})"
-
-
-class NcclAllReduce(_PackedAllReduce):
+class NcclAllReduce(_ProgramOps):
     """All replicas reduce together in one collective; NCCL carries it on GPUs.
 
     The default. On CPUs and TPUs the same program runs on JAX's own collectives.
@@ -140,7 +155,7 @@ class NcclAllReduce(_PackedAllReduce):
     """
 
 
-class HierarchicalCopyAllReduce(_PackedAllReduce):
+class HierarchicalCopyAllReduce(_ProgramOps):
     """Two levels: replicas reduce within groups first, then the groups among each other.
 
     Args:
@@ -209,10 +224,6 @@ class ReductionToOneDevice(_ProgramOps):
 
     def __repr__(self) -> str:
         return f"ReductionToOneDevice(reduce_to_device={self.reduce_to_device!r})"
-
-
-def _add_all(parts: Iterable[jax.Array]) -> jax.Array:
-    return fold(operator.add, parts)
 
 
 for _public in (NcclAllReduce, HierarchicalCopyAllReduce, ReductionToOneDevice):

@@ -25,17 +25,15 @@ Destinations = Any
 
 def place(value: Any, mesh: ReplicaMesh, destinations: Destinations) -> Any:
     """A result that all replicas have, with copies where `destinations` says."""
-    if isinstance(value, Tracer):
-        return Mirrored.of(value, mesh)
-    devices = destination_devices(destinations)
-    if not devices or devices == mesh.local_devices:
+    at_home = ((), mesh.local_devices)
+    if isinstance(value, Tracer) or destination_devices(destinations) in at_home:
         return Mirrored.of(value, mesh)
     return copy_to(value, destinations)
 
 
 def copy_to(value: Any, destinations: Destinations) -> Any:
     """A copy of `value` on each destination: one array, or a `Mirrored` of several."""
-    mesh = mesh_of_destinations(destinations)
+    mesh = _known_mesh(destinations)
     whole = value.array if isinstance(value, Mirrored) else value
     if isinstance(whole, Tracer):
         return value if isinstance(value, Mirrored) else Mirrored.of(value, mesh)
@@ -49,10 +47,29 @@ def copy_to(value: Any, destinations: Destinations) -> Any:
     return copies[0] if len(copies) == 1 else Mirrored(copies)
 
 
-def mesh_of_destinations(destinations: Destinations) -> ReplicaMesh | None:
+def mesh_of(value: ReplicaValues, destinations: Destinations) -> ReplicaMesh:
+    """The mesh that `value` lies on: its own, or where its result goes, or its devices'."""
+    if value.mesh is not None:
+        return value.mesh
+    count = len(value.values)
+    mesh = _known_mesh(destinations)
+    if mesh is not None and len(mesh.local_ids) == count:
+        return mesh
+    devices = destination_devices(value)
+    if len(set(devices)) != count:
+        devices = destination_devices(destinations)
+    if len(set(devices)) != count:
+        raise ValueError(
+            f"A value with {count} parts on {len(set(devices))} device(s) cannot be reduced: "
+            "each part has to be on a device of its own."
+        )
+    return ReplicaMesh(devices)
+
+
+def _known_mesh(destinations: Destinations) -> ReplicaMesh | None:
     """The mesh that a variable or a value lies on, if it knows one."""
     if isinstance(destinations, IndexedSlices):
-        return mesh_of_destinations(destinations.values)
+        return _known_mesh(destinations.values)
     if isinstance(destinations, ReplicaValues):
         return destinations.mesh
     return getattr(getattr(destinations, "strategy", None), "replica_mesh", None)
@@ -60,9 +77,10 @@ def mesh_of_destinations(destinations: Destinations) -> ReplicaMesh | None:
 
 def destination_devices(destinations: Destinations) -> tuple[Device, ...]:
     """The devices that `destinations` means: of a variable, a value, or named ones."""
-    if isinstance(destinations, DeviceLike):
-        return resolve_devices([destinations])
-    mesh = mesh_of_destinations(destinations)
+    named = destinations if isinstance(destinations, tuple | list) else [destinations]
+    if all(isinstance(d, DeviceLike) for d in named):
+        return resolve_devices(named)
+    mesh = _known_mesh(destinations)
     if mesh is not None:
         return mesh.local_devices
     if isinstance(destinations, IndexedSlices):
@@ -70,7 +88,4 @@ def destination_devices(destinations: Destinations) -> tuple[Device, ...]:
     if isinstance(destinations, ReplicaValues):
         arrays = [v for v in destinations.values if isinstance(v, jax.Array)]
         return tuple(device for array in arrays for device in array.devices())
-    is_list = isinstance(destinations, tuple | list)
-    if is_list and all(isinstance(d, DeviceLike) for d in destinations):
-        return resolve_devices(destinations)
     return tuple(sorted(jnp.asarray(destinations).devices(), key=lambda d: d.id))

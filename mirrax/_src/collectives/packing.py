@@ -13,24 +13,20 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-SMALL_BYTES = 64 * 1024
-# One huge pack takes XLA four times as long to compile as several of this size.
-MAX_PACK_BYTES = 1024 * 1024
-MAX_PACK_ARRAYS = 64
-
 
 @dataclass(frozen=True)
 class PackLimits:
     """Which arrays are packed, how much goes into one pack, and for which transport."""
 
-    small_bytes: int = SMALL_BYTES
-    pack_bytes: int = MAX_PACK_BYTES
-    pack_arrays: int = MAX_PACK_ARRAYS
+    small_bytes: int = 64 * 1024
+    # One huge pack takes XLA four times as long to compile as several of this size.
+    pack_bytes: int = 1024 * 1024
+    pack_arrays: int = 64
     is_between_workers: bool = False
 
 
 # Over Gloo a message costs about a millisecond, however small; one of a MiB as much to copy.
-BETWEEN_WORKERS = PackLimits(1024 * 1024, 4 * 1024 * 1024, MAX_PACK_ARRAYS, True)
+BETWEEN_WORKERS = PackLimits(1024 * 1024, 4 * 1024 * 1024, is_between_workers=True)
 
 
 def plan_packs(arrays: Sequence[jax.Array], limits: PackLimits) -> list[list[int]]:
@@ -73,12 +69,9 @@ def reduce_packed(
         # Without the barriers XLA fuses the products that make the arrays into the
         # concatenation, and the concatenation into what uses the results.
         reduced = lax.optimization_barrier(reduce(lax.optimization_barrier(flat)))
-        offset = 0
-        for i in pack:
-            end = offset + arrays[i].size
-            piece = lax.slice_in_dim(reduced, offset, end)
+        pieces = lax.split(reduced, [arrays[i].size for i in pack])
+        for i, piece in zip(pack, pieces):
             results[i] = piece.reshape(arrays[i].shape)
-            offset = end
     return results  # type: ignore[return-value]
 
 

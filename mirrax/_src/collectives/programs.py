@@ -1,4 +1,4 @@
-"""What replicas do together in a reduction or a gather, and how it is started.
+"""What replicas do together to share their arrays, and how it is started.
 
 The same programs serve both engines: inside a compiled step they are a part of it, from
 cross-replica code they are launched on the parts of a value.
@@ -6,17 +6,20 @@ cross-replica code they are launched on the parts of a value.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.sharding import PartitionSpec
 
 from mirrax._src.base import context
 from mirrax._src.base.errors import RunEagerly
 from mirrax._src.base.jax_compat import Tracer
+from mirrax._src.base.logical import after_launch, launching
 from mirrax._src.base.mesh import AXIS_NAME, Layout, ReplicaMesh
 from mirrax._src.base.reduce_op import ReduceOp
 from mirrax._src.base.values import (
@@ -27,52 +30,84 @@ from mirrax._src.base.values import (
     join,
     on_device,
 )
-from mirrax._src.collectives.destinations import (
-    Destinations,
-    destination_devices,
-    mesh_of_destinations,
-    place,
-)
-from mirrax._src.collectives.launch import launch
-from mirrax._src.collectives.options import CommunicationOptions
-from mirrax._src.collectives.packing import reduce_packed
+from mirrax._src.cluster import launches
+from mirrax._src.collectives.destinations import Destinations, mesh_of, place
 from mirrax._src.collectives.sparse import IndexedSlices
 
-
-@dataclass(frozen=True)
-class ReduceProgram:
-    """What one replica does in a reduction of many arrays."""
-
-    ops: Any
-    op: ReduceOp
-    options: CommunicationOptions
-    mesh: ReplicaMesh
-
-    def __call__(self, arrays: list[jax.Array]) -> list[jax.Array]:
-        def reduce(array: jax.Array) -> jax.Array:
-            if array.dtype == jnp.bool_:
-                raise TypeError(
-                    "Booleans cannot be summed; convert them first: `value.astype(int)`."
-                )
-            total = self.ops.reduce_in_program(array, self.mesh)
-            return total / self.mesh.size if self.op is ReduceOp.MEAN else total
-
-        limits = self.ops.pack_limits(len(arrays), self.options, self.mesh)
-        return reduce_packed(arrays, limits, reduce)
+# From one replica's parts to one replica's results.
+ReplicaProgram = Callable[[list[jax.Array]], Any]
+_EQUAL = PartitionSpec()
 
 
-@dataclass(frozen=True)
-class FirstProgram:
+def launch(
+    program: ReplicaProgram,
+    mesh: ReplicaMesh,
+    joined: Sequence[tuple[jax.Array, Layout]],
+    specs: Any = _EQUAL,
+) -> list[jax.Array]:
+    """The results of `program`, run by every replica on its own parts.
+
+    `program` must be hashable by value: equal ones share one compilation. `specs` says how
+    its results lie on the mesh, which by default are equal on all replicas.
+    """
+    arrays = [array for array, _ in joined]
+    rows = tuple(mesh.has_row(layout) for _, layout in joined)
+    # Inside a function that is being traced it is a part of that one's program.
+    is_own = mesh.spans_workers and not any(isinstance(a, Tracer) for a in arrays)
+    with launching:
+        compiled = _compiled(program, mesh, rows, specs)
+        if is_own:
+            label = describe_program(program, arrays)
+            _compare_once(mesh, label)
+            results = launches.last.watch(label, compiled, arrays)
+        else:
+            results = compiled(arrays)
+    after_launch(results)
+    return results
+
+
+def describe_program(program: Any, arrays: Sequence[Any]) -> str:
+    """A program for messages and comparisons: what it is, and of which arrays."""
+    name = getattr(program, "__name__", None) or type(program).__name__
+    kinds = ", ".join(f"{a.dtype.name}{list(a.shape)}" for a in arrays)
+    return f"{name}({kinds})"
+
+
+def _equal_on_all_replicas(array: jax.Array) -> jax.Array:
+    """`array`, a mark in traced code that does not show that all replicas have the same."""
+    return array
+
+
+EQUALITY_MARK = _equal_on_all_replicas.__name__
+declare_equal = jax.jit(_equal_on_all_replicas)
+
+
+@functools.lru_cache(maxsize=4096)
+def _compare_once(mesh: ReplicaMesh, label: str) -> None:
+    mesh.cluster.compare(label)
+
+
+@functools.lru_cache(maxsize=4096)
+def _compiled(
+    program: ReplicaProgram, mesh: ReplicaMesh, rows: tuple[bool, ...], specs: Any
+) -> ReplicaProgram:
+    def body(arrays: list[jax.Array]) -> list[jax.Array]:
+        return program([a[0] if has_row else a for a, has_row in zip(arrays, rows)])
+
+    mapped = jax.shard_map(
+        body, mesh=mesh.mesh, in_specs=mesh.split.spec, out_specs=specs, check_vma=False
+    )
+    return jax.jit(mapped)
+
+
+def first_of_all(arrays: list[jax.Array]) -> list[jax.Array]:
     """What one replica does to give every replica the first one's arrays."""
-
-    def __call__(self, arrays: list[jax.Array]) -> list[jax.Array]:
-        return [first_of_all(a) for a in arrays]
+    return [_first(array) for array in arrays]
 
 
-def first_of_all(local: jax.Array) -> jax.Array:
-    """The first replica's array, on all replicas of their program."""
+def _first(local: jax.Array) -> jax.Array:
     if jnp.issubdtype(local.dtype, jax.dtypes.prng_key):
-        data = first_of_all(jax.random.key_data(local))
+        data = _first(jax.random.key_data(local))
         return jax.random.wrap_key_data(data, impl=jax.random.key_impl(local))
     is_first = lax.axis_index(AXIS_NAME) == 0
     numeric = local.astype(jnp.int32) if local.dtype == jnp.bool_ else local
@@ -82,19 +117,17 @@ def first_of_all(local: jax.Array) -> jax.Array:
 
 @dataclass(frozen=True)
 class GatherProgram:
-    """What one replica does to give every replica all replicas' arrays, joined on `axis`."""
+    """What one replica does to give every replica all replicas' parts, joined on `axis`."""
 
     axis: int
 
     def __call__(self, arrays: list[jax.Array]) -> list[jax.Array]:
-        return [self._gather(a) for a in arrays]
-
-    def _gather(self, array: jax.Array) -> jax.Array:
-        if array.size == 0:  # XLA does not gather nothing
-            shape = list(array.shape)
-            shape[self.axis] *= lax.axis_size(AXIS_NAME)
-            return jnp.zeros(shape, array.dtype)
-        return lax.all_gather(array, AXIS_NAME, axis=self.axis, tiled=True)
+        [array] = arrays
+        if array.size:
+            return [lax.all_gather(array, AXIS_NAME, axis=self.axis, tiled=True)]
+        shape = list(array.shape)  # XLA does not gather nothing
+        shape[self.axis] *= lax.axis_size(AXIS_NAME)
+        return [jnp.zeros(shape, array.dtype)]
 
 
 def reduce_sparse(
@@ -130,71 +163,46 @@ def run_on_parts(
 
 def gather_parts(value: ReplicaValues, mesh: ReplicaMesh, axis: int) -> jax.Array:
     """All replicas' parts joined along `axis`; they may differ in length there."""
+    program = GatherProgram(axis)
     if value.layout is Layout.OWN:
         if context.is_uneven(context.current()):
             reason = "a gather, whose result depends on the other replicas' shapes"
             raise RunEagerly(reason)
-        return GatherProgram(axis)([value.array])[0]
+        return program([value.array])[0]
     try:
-        return launch(GatherProgram(axis), mesh, [join(value, mesh)])[0]
+        return launch(program, mesh, [join(value, mesh)])[0]
     except UnevenError:
-        join_uneven = _join_over_workers if mesh.spans_workers else _join
-        return join_uneven(value, mesh, axis)
+        return _gather_uneven(value, mesh, program)
 
 
-def _join(value: ReplicaValues, mesh: ReplicaMesh, axis: int) -> jax.Array:
+def _gather_uneven(
+    value: ReplicaValues, mesh: ReplicaMesh, program: GatherProgram
+) -> jax.Array:
     """Parts of unequal length, joined on one device and copied to all."""
+    axis = program.axis
+    parts = [jnp.asarray(part) for part in value.values]
+    shapes = value.shapes or mesh.agreed_shapes(parts)
+    # On one worker parts of other dtypes are converted.
+    rest = {(s[:axis], s[axis + 1 :], mesh.spans_workers and t) for s, t in shapes}
+    if len(rest) > 1:
+        raise ValueError(_explain_uneven(value, mesh, axis))
+    if mesh.spans_workers:  # filled up, gathered, and cut to size
+        lengths = [shape[axis] for shape, _ in shapes]
+        longest = max(lengths)
+        gaps = [(0, 0)] * parts[0].ndim
+        for i, device in enumerate(mesh.local_devices):
+            gaps[axis] = (0, longest - parts[i].shape[axis])
+            with jax.default_device(device):
+                parts[i] = jnp.pad(parts[i], gaps)
+        filled = PerReplica(parts, mesh.equal_shapes(parts[0]))
+        whole = copies_of(launch(program, mesh, [join(filled, mesh)])[0])[0]
+        parts = [
+            lax.slice_in_dim(whole, i * longest, i * longest + n, axis=axis)
+            for i, n in enumerate(lengths)
+        ]
     first = mesh.local_devices[0]
-    parts = [on_device(jnp.asarray(part), first) for part in value.values]
-    rest = {(part.shape[:axis], part.shape[axis + 1 :]) for part in parts}
-    if len(rest) > 1:
-        raise ValueError(_explain_uneven(value, mesh, axis))
-    joined = jnp.concatenate(parts, axis=axis)
+    joined = jnp.concatenate([on_device(part, first) for part in parts], axis=axis)
     return joined if isinstance(joined, Tracer) else mesh.mirror(joined)
-
-
-def _join_over_workers(value: ReplicaValues, mesh: ReplicaMesh, axis: int) -> jax.Array:
-    """Parts of unequal length of all workers: filled up, gathered, and cut to size."""
-    assert value.shapes is not None
-    rest = {(shape[:axis], shape[axis + 1 :], dtype) for shape, dtype in value.shapes}
-    if len(rest) > 1:
-        raise ValueError(_explain_uneven(value, mesh, axis))
-    lengths = [shape[axis] for shape, _ in value.shapes]
-    longest = max(lengths)
-
-    def filled(part: Any, device: Any) -> jax.Array:
-        gap = [(0, 0)] * part.ndim
-        gap[axis] = (0, longest - part.shape[axis])
-        with jax.default_device(device):
-            return jnp.pad(part, gap)
-
-    parts = [filled(p, d) for p, d in zip(value.values, mesh.local_devices)]
-    joined = join(PerReplica(parts, mesh.equal_shapes(parts[0])), mesh)
-    whole = copies_of(launch(GatherProgram(axis), mesh, [joined])[0])[0]
-    pieces = [
-        lax.slice_in_dim(whole, i * longest, i * longest + n, axis=axis)
-        for i, n in enumerate(lengths)
-    ]
-    return mesh.mirror(jnp.concatenate(pieces, axis=axis))
-
-
-def mesh_of(value: ReplicaValues, destinations: Destinations) -> ReplicaMesh:
-    """The mesh that `value` lies on: its own, or where its result goes, or its devices'."""
-    if value.mesh is not None:
-        return value.mesh
-    count = len(value.values)
-    mesh = mesh_of_destinations(destinations)
-    if mesh is not None and len(mesh.local_ids) == count:
-        return mesh
-    devices = destination_devices(value)
-    if len(set(devices)) != count:
-        devices = destination_devices(destinations)
-    if len(set(devices)) != count:
-        raise ValueError(
-            f"A value with {count} parts on {len(set(devices))} device(s) cannot be reduced: "
-            "each part has to be on a device of its own."
-        )
-    return ReplicaMesh(devices)
 
 
 def _explain_uneven(

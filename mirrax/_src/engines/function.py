@@ -26,7 +26,7 @@ from mirrax._src.base.values import (
     is_array,
     is_leaf,
 )
-from mirrax._src.collectives.launch import describe_program
+from mirrax._src.collectives.programs import describe_program
 from mirrax._src.engines.arguments import (
     Call,
     Frozen,

@@ -22,7 +22,7 @@ from mirrax._src.base.jax_compat import (
     with_inputs,
 )
 from mirrax._src.base.mesh import AXIS_NAME
-from mirrax._src.collectives.equality import MARK
+from mirrax._src.collectives.programs import EQUALITY_MARK
 
 # Collectives whose result all replicas share, and those that give each its own.
 _COMBINING = {
@@ -68,7 +68,7 @@ def is_combining(eqn: Any) -> bool:
 
 def is_marked_equal(eqn: Any) -> bool:
     """Whether `eqn` says that its result is the same on all replicas."""
-    return eqn.params.get("name") == MARK
+    return eqn.params.get("name") == EQUALITY_MARK
 
 
 def contains_collective(eqn: Any) -> bool:

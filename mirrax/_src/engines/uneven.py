@@ -39,7 +39,7 @@ from mirrax._src.base.values import (
     regroup,
     to_device,
 )
-from mirrax._src.collectives.launch import launch
+from mirrax._src.collectives.programs import launch
 from mirrax._src.engines.arguments import Kind, Signature, Static
 from mirrax._src.engines.cutting import Cut, Equations, cut_trace, equal_outputs
 from mirrax._src.engines.eager import run_eagerly

@@ -26,7 +26,6 @@ from mirrax._src.state.variable import Variable
 from mirrax._src.strategies import (
     extended,
     mirrored,
-    multi_worker,
     one_device,
     strategy,
 )
@@ -294,10 +293,6 @@ class MirroredStrategy(Strategy, mirrored.MirroredStrategy):
         isolate(config)
 
 
-class _OneDeviceExtended(StrategyExtended, one_device.OneDeviceExtended):
-    __module__ = "mirrax.compat.v1.distribute"
-
-
 class OneDeviceStrategy(Strategy, one_device.OneDeviceStrategy):
     """`mx.distribute.OneDeviceStrategy` with the methods of TensorFlow 1.
 
@@ -306,11 +301,7 @@ class OneDeviceStrategy(Strategy, one_device.OneDeviceStrategy):
     """
 
     __module__ = "mirrax.compat.v1.distribute"
-    extended_class = _OneDeviceExtended
-
-
-class _MultiWorkerExtended(StrategyExtended, multi_worker.MultiWorkerExtended):
-    __module__ = "mirrax.compat.v1.distribute"
+    extended_class = StrategyExtended
 
 
 class MultiWorkerMirroredStrategy(
@@ -325,7 +316,7 @@ class MultiWorkerMirroredStrategy(
     """
 
     __module__ = "mirrax.compat.v1.distribute.experimental"
-    extended_class = _MultiWorkerExtended
+    extended_class = StrategyExtended
 
 
 def get_loss_reduction() -> ReduceOp:

@@ -14,7 +14,7 @@ from mirrax._src.base.errors import OutOfRangeError
 from mirrax._src.base.jax_compat import Tracer
 from mirrax._src.base.protocols import StrategyLike
 from mirrax._src.base.reduce_op import ReduceOp
-from mirrax._src.base.values import PyTree, is_array, is_leaf
+from mirrax._src.base.values import Fn, PyTree, is_array, is_leaf
 from mirrax._src.engines.function import Function
 from mirrax._src.state.variable import Variable
 from mirrax._src.strategies.stepping import Step, check_not_traced, take, values_of
@@ -166,14 +166,13 @@ def run_loop(
         if iterations <= 0:
             result.take_over(dict(initial or {}))
             return
-        step, common = strategy.stepper.step(
-            fn, lambda compiled: _step_of(compiled, kind), kind
-        )
+        step, common = strategy.stepper.step(fn, lambda fn: _step_of(fn, kind), kind)
         step.initial = initial
         if step.outputs is not None:
             _check_initial(initial, step.outputs)
         elements = take(iterator, iterations)
-        with strategy.entered("run_op"), strategy.taking_steps(len(elements)):
+        with strategy.entered("run_op"):
+            strategy.note_steps(len(elements))
             result.take_over(*_last_results(step, common, elements, iterations))
 
     with strategy.entered("experimental_run_steps_on_iterator"):
@@ -204,16 +203,16 @@ class _ContextStep(Step):
     outputs: list[str] | None = None
 
 
-def _step_of(compiled: Function, kind: type[MultiStepContext]) -> _ContextStep:
+def _step_of(fn: Fn, kind: type[MultiStepContext]) -> _ContextStep:
     def run(common: tuple[Any, ...], element: Any) -> PyTree:
         ctx = kind(made.slots)
         inputs = element if kind.unpacks and isinstance(element, tuple) else (element,)
-        compiled.fn(*common, ctx, *inputs)
+        fn(*common, ctx, *inputs)
         made.outputs = sorted(ctx.last_step_outputs)
         _check_initial(made.initial, made.outputs)
         return ctx.result_of_step()
 
-    run.__name__ = getattr(compiled, "__name__", "step")
+    run.__name__ = getattr(fn, "__name__", "step")
     made = _ContextStep(Function(run))
     return made
 

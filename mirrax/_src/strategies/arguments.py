@@ -15,11 +15,7 @@ class RunOptions:
     experimental_xla_options: Any = None
 
     def __post_init__(self) -> None:
-        if (
-            not self.experimental_enable_dynamic_batch_size
-            or self.experimental_bucketizing_dynamic_shape
-            or self.experimental_xla_options is not None
-        ):
+        if tuple(vars(self).values()) != (True, False, None):  # the defaults
             raise ValueError(
                 "RunOptions other than the defaults change how TensorFlow compiles for TPUs "
                 "and have no meaning here; leave `options` out."

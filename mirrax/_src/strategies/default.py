@@ -34,7 +34,7 @@ class _DefaultStrategy(Strategy):
     has_plain_values = True
 
     def __init__(self) -> None:
-        super().__init__(_DefaultExtended(), None)
+        super().__init__(_DefaultExtended(self), None)
 
     def enter_scope(self) -> context.enter:
         here = context.current()

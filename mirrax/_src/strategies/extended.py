@@ -1,4 +1,4 @@
-"""`StrategyExtended`: the methods for library authors, each a short call to the real thing."""
+"""`StrategyExtended`: the methods for library authors."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from mirrax._src.base import context
 from mirrax._src.base.devices import device_kind, device_name
-from mirrax._src.base.jax_compat import Tracer
+from mirrax._src.base.jax_compat import Device
+from mirrax._src.base.mesh import ReplicaMesh
 from mirrax._src.base.protocols import StrategyLike
 from mirrax._src.base.reduce_op import (
     ReduceOp,
@@ -19,73 +21,68 @@ from mirrax._src.base.reduce_op import (
 from mirrax._src.base.values import (
     Fn,
     Kwargs,
+    Mirrored,
     PerReplica,
     PyTree,
-    ReplicaValues,
-    check_parts,
-    is_number,
-    only_part,
+    is_leaf,
+    is_numeric,
+    regroup,
 )
+from mirrax._src.cluster.spec import TrainingCluster
 from mirrax._src.collectives.algorithms import NcclAllReduce
-from mirrax._src.collectives.destinations import copy_to, destination_devices
-from mirrax._src.collectives.ops import (
-    CrossDeviceOps,
-    check_destinations,
-    check_pairs,
-)
+from mirrax._src.collectives.destinations import destination_devices
+from mirrax._src.collectives.ops import CrossDeviceOps, check_destinations, check_pairs
 from mirrax._src.collectives.options import (
     CommunicationImplementation,
     CommunicationOptions,
 )
-from mirrax._src.collectives.sparse import IndexedSlices
+from mirrax._src.engines.eager import update_eagerly
+from mirrax._src.engines.trace import run_in_trace
 from mirrax._src.input.dataset import Dataset
 from mirrax._src.input.feeding import numpy_dataset
 from mirrax._src.state.distributed import ComponentVariable, DistributedVariable
 from mirrax._src.state.mirrored import MirroredVariable
 from mirrax._src.state.on_read import SyncOnReadVariable
 from mirrax._src.state.variable import OrdinaryVariable, Variable, VariableSpec
-from mirrax._src.strategies.reducing import is_reducible, reduce_over_workers
+from mirrax._src.strategies.reducing import reduce_pairs
 from mirrax._src.strategies.scope import check_cross_replica
-from mirrax._src.strategies.updating import update_copies
-
-# What `non_slot_devices` and `update_non_slot` pass on.
-Devices = tuple[str, ...]
 
 
 class StrategyExtended:
     """Methods of a strategy that libraries (optimizers, metrics) are built with."""
 
     __module__ = "mirrax.distribute"
-    _worker_name = "/job:localhost/replica:0/task:0"
 
     def __init__(
         self,
+        strategy: Any,
         cross_device_ops: CrossDeviceOps | None = None,
         options: CommunicationOptions | None = None,
+        task: TrainingCluster | None = None,
     ) -> None:
+        self._strategy, self._task = strategy, task
         self._cross_device_ops = cross_device_ops or NcclAllReduce()
         self._options = options
-        self._strategy: Any = None
-
-    def attach(self, strategy: StrategyLike) -> None:
-        """Tells whose extension this is."""
-        self._strategy = strategy
 
     # What it is ----------------------------------------------------------------------
 
     @property
-    def device_names(self) -> Devices:
+    def device_names(self) -> tuple[str, ...]:
         mesh = self._strategy.replica_mesh
         devices = mesh.local_devices if mesh else jax.local_devices()[:1]
         return tuple(device_name(device) for device in devices)
 
     @property
-    def worker_devices(self) -> Devices:
+    def worker_devices(self) -> tuple[str, ...]:
         """The devices that run replicas on this worker, by their full names."""
-        return tuple(f"{self._worker_name}/device:{n}" for n in self.device_names)
+        job, index = "localhost", 0
+        if self._task is not None and self._task.task_type is not None:
+            job, index = self._task.task_type, self._task.task_id
+        worker = f"/job:{job}/replica:0/task:{index}"
+        return tuple(f"{worker}/device:{name}" for name in self.device_names)
 
     @property
-    def parameter_devices(self) -> Devices:
+    def parameter_devices(self) -> tuple[str, ...]:
         """The devices that hold variables on this worker, by their full names."""
         return self.worker_devices
 
@@ -96,13 +93,13 @@ class StrategyExtended:
 
     @property
     def should_checkpoint(self) -> bool:
-        """Whether this worker writes checkpoints."""
-        return True
+        """Whether this worker writes checkpoints: the first one does."""
+        return self._task is None or not self._task.index
 
     @property
     def should_save_summary(self) -> bool:
-        """Whether this worker writes summaries."""
-        return True
+        """Whether this worker writes summaries: the first one does."""
+        return self.should_checkpoint
 
     @property
     def experimental_require_static_shapes(self) -> bool:
@@ -111,8 +108,8 @@ class StrategyExtended:
 
     @property
     def experimental_between_graph(self) -> bool:
-        """Whether each worker builds a program of its own."""
-        return False
+        """Whether each worker builds a program of its own: one of a cluster does."""
+        return self._task is not None
 
     @property
     def experimental_should_init(self) -> bool:
@@ -135,6 +132,12 @@ class StrategyExtended:
         return here.replica.merge("mx.Variable", merge, (spec,))
 
     def _create(self, spec: VariableSpec) -> Variable:
+        if self._strategy.has_plain_values:
+            variable = OrdinaryVariable(spec, self._strategy)
+            with jax.ensure_compile_time_eval():  # also while a function is traced
+                device = self._strategy.replica_mesh.devices[0]
+                variable.stored = jax.device_put(variable.stored, device)
+            return variable
         colocate = context.current().colocate_with
         if colocate is not None and not isinstance(colocate, DistributedVariable):
             return OrdinaryVariable(spec)
@@ -207,82 +210,16 @@ class StrategyExtended:
         options: CommunicationOptions | None = None,
     ) -> list[Any]:
         """Several `reduce_to` in one, so that small values travel together."""
-        self._check_cross_replica("batch_reduce_to")
+        check_cross_replica(self._strategy, "batch_reduce_to")
         options = options or self._options
         self.check_options(options)
-        op = ReduceOp(reduce_op)
         pairs = check_pairs(value_destination_pairs)
-        flat = [jax.tree.flatten(value, is_leaf=is_reducible) for value, _ in pairs]
-        each = [
-            (leaf.copies() if isinstance(leaf, DistributedVariable) else leaf, d)
-            for (leaves, _), (_, d) in zip(flat, pairs)
-            for leaf in leaves
-        ]
-        it = iter(self._reduce_each(op, each, options))
-        return [jax.tree.unflatten(tree, [next(it) for _ in ls]) for ls, tree in flat]
-
-    def _reduce_each(
-        self,
-        op: ReduceOp,
-        pairs: Sequence[tuple[Any, Any]],
-        options: CommunicationOptions | None,
-    ) -> list[Any]:
-        """Those that replicas have parts of together, the others one by one."""
-        spread = [(self._at_home(v), d) for v, d in pairs if self._is_spread(v)]
-        reduce = self._cross_device_ops.batch_reduce
-        reduced = iter(reduce(op, spread, options) if spread else ())
-        return [
-            next(reduced) if self._is_spread(v) else self._reduce_alone(op, v, d)
-            for v, d in pairs
-        ]
-
-    def _is_spread(self, value: Any) -> bool:
-        if isinstance(value, IndexedSlices):
-            return self._is_spread(value.values)
-        return isinstance(value, PerReplica) and self._strategy.num_replicas_in_sync > 1
-
-    def _at_home(self, value: Any) -> Any:
-        """`value`, whose parts belong to this strategy's devices if nobody has said where."""
-        if isinstance(value, IndexedSlices):
-            slices = (self._at_home(value.values), self._at_home(value.indices))
-            return IndexedSlices(*slices, value.dense_shape)
-        mesh = self._strategy.replica_mesh
-        if isinstance(value, PerReplica) and value.mesh is None:
-            check_parts(value, len(mesh.local_ids))
-            return PerReplica(value.values, value.shapes, mesh)
-        return value
-
-    def _reduce_alone(self, op: ReduceOp, value: Any, destinations: Any) -> Any:
-        """A reduction of a value that is the same on all replicas."""
-        count = self._strategy.num_replicas_in_sync
-        if isinstance(value, IndexedSlices):
-            return value
-        if isinstance(value, ReplicaValues):
-            if count == 1:
-                value = only_part(value)
-            elif op is ReduceOp.SUM:
-                whole = value.array if value.array is not None else value.values[0]
-                value = whole * count
-        elif self._is_of_each_worker(value):
-            value = reduce_over_workers(self._strategy.replica_mesh, op, value, (), "")
-        elif op is ReduceOp.SUM and count > 1:
-            if is_number(value) and value == 0:
-                return value
-            raise ValueError(
-                f"{value!r} is not distributed, so whether a SUM should count it once or once "
-                "per replica is ambiguous. Pass a per-replica value."
-            )
-        return copy_to(value, check_destinations(destinations))
-
-    def _is_of_each_worker(self, value: Any) -> bool:
-        """Whether a plain value is one of this worker, which counts once for it."""
-        mesh = self._strategy.replica_mesh
-        is_traced = isinstance(value, Tracer) or context.current().frame is not None
-        return mesh is not None and mesh.spans_workers and not is_traced
+        op, ops = ReduceOp(reduce_op), self._cross_device_ops
+        return reduce_pairs(self._strategy, ops, op, pairs, options)
 
     def broadcast_to(self, tensor: Any, destinations: Any) -> Any:
         """`tensor` with a copy on each device of `destinations`."""
-        self._check_cross_replica("broadcast_to")
+        check_cross_replica(self._strategy, "broadcast_to")
         return self._cross_device_ops.broadcast(tensor, destinations)
 
     # Updating ------------------------------------------------------------------------
@@ -308,8 +245,7 @@ class StrategyExtended:
         """
         if not isinstance(var, Variable):
             raise TypeError(f"`update` takes a variable, got {type(var).__name__}.")
-        call = (group, fn, args, kwargs)
-        return update_copies(self._strategy, "update", var, None, *call)
+        return self._update("update", var, None, group, fn, args, kwargs)
 
     def update_non_slot(
         self,
@@ -327,10 +263,72 @@ class StrategyExtended:
                 "`colocate_with` must be what `non_slot_devices` returned: devices of this "
                 "strategy."
             )
-        call = (group, fn, args, kwargs)
-        return update_copies(self._strategy, "update_non_slot", None, devices, *call)
+        return self._update("update_non_slot", None, devices, group, fn, args, kwargs)
 
-    def non_slot_devices(self, var_list: Sequence[Variable]) -> Devices:
+    def _update(
+        self,
+        what: str,
+        variable: Variable | None,
+        devices: tuple[Device, ...] | None,
+        group: bool,
+        fn: Fn,
+        args: Sequence[Any],
+        kwargs: Kwargs | None,
+    ) -> PyTree:
+        """`fn` for each copy of `variable`, or without one for each of `devices`."""
+        here, strategy = context.current(), self._strategy
+        mesh, args, kwargs = strategy.replica_mesh, tuple(args), dict(kwargs or {})
+        if here.replica is not None and here.strategy is strategy and mesh is not None:
+
+            def merge(_: StrategyLike, *args: Any, **kwargs: Any) -> PyTree:
+                return self._update(what, variable, devices, group, fn, args, kwargs)
+
+            return here.replica.merge(what, merge, args, kwargs)
+        is_distributed = isinstance(variable, DistributedVariable)
+        if variable is not None:
+            self._check_owner(variable)
+        if mesh is None or (variable is not None and not is_distributed):
+            first = () if variable is None else (variable,)
+            with context.changed(replica=None):
+                result = fn(*first, *args, **kwargs)
+            return result if group else (result,)
+        if here.frame is not None and devices not in (None, mesh.local_devices):
+            raise ValueError(
+                f"`{what}` in a compiled function runs on all devices of the strategy; only in "
+                "plain Python can it run on some."
+            )
+
+        def call(*args: Any, **kwargs: Any) -> PyTree:
+            """`fn` on the copy of the replica that the traced code works for."""
+            first = () if variable is None else (ComponentVariable(variable, 0),)
+            return fn(*first, *args, **kwargs)
+
+        with strategy.entered(what):
+            if here.frame is not None:
+                merged = run_in_trace(strategy, call, args, kwargs, is_update=True)
+            else:
+                copies = variable.values if is_distributed else None
+                where = devices or mesh.local_devices
+                results = update_eagerly(strategy, fn, args, kwargs, copies, where)
+                describe = strategy.describe_replica
+                merged = regroup(results, describe, lambda parts: _merge(parts, mesh))
+            if group:
+                return merged
+            local = strategy.experimental_local_results
+            return jax.tree.map(
+                local, merged, is_leaf=lambda x: x is None or is_leaf(x)
+            )
+
+    def _check_owner(self, variable: Variable) -> None:
+        is_distributed = isinstance(variable, DistributedVariable)
+        is_own = is_distributed or self._strategy.num_replicas_in_sync == 1
+        if not is_own or (is_distributed and variable.strategy is not self._strategy):
+            raise ValueError(
+                f"Variable {variable.name!r} was made outside the scope of {self._strategy!r}, so "
+                "it has no copy on each of its devices. Make it inside `with strategy.scope():`."
+            )
+
+    def non_slot_devices(self, var_list: Sequence[Variable]) -> tuple[str, ...]:
         """The devices for state that belongs to no single variable of `var_list`."""
         return self.worker_devices
 
@@ -340,7 +338,7 @@ class StrategyExtended:
         self, fn: Fn, args: Sequence[Any] = (), kwargs: Kwargs | None = None
     ) -> PyTree:
         """Calls `fn` once per replica; the older name of `strategy.run`."""
-        self._check_cross_replica("call_for_each_replica")
+        check_cross_replica(self._strategy, "call_for_each_replica")
         return self._strategy.run(fn, args, kwargs)
 
     def value_container(self, value: Any) -> Any:
@@ -363,15 +361,19 @@ class StrategyExtended:
                 f"{device_name(others[0])}. Use AUTO or RING."
             )
 
-    def _check_cross_replica(self, what: str) -> None:
-        advice = (
-            "Call it in cross-replica context: outside `run`, or in the function that you "
-            "pass to `merge_call`."
-        )
-        check_cross_replica(self._strategy, what, advice)
-
     def __repr__(self) -> str:
         return f"{type(self).__name__}(of {self._strategy!r})"
+
+
+def _merge(parts: Sequence[Any], mesh: ReplicaMesh) -> Any:
+    """The results of an update as one: the variable itself, if its copies were returned."""
+    home = mesh if len(mesh.local_ids) == len(parts) else None
+    if all(isinstance(part, ComponentVariable) for part in parts):
+        if all(part.whole is parts[0].whole for part in parts):
+            return parts[0].whole
+    elif all(map(is_numeric, parts)):
+        return Mirrored(map(jnp.asarray, parts), mesh=home)
+    return PerReplica(parts, mesh=home)
 
 
 def _same_spec(specs: Sequence[VariableSpec], strategy: StrategyLike) -> VariableSpec:

@@ -36,4 +36,4 @@ class MirroredStrategy(Strategy):
                 f"mx.distribute.NcclAllReduce(), got {cross_device_ops!r}."
             )
         mesh = ReplicaMesh(resolve_devices(devices))
-        super().__init__(self.extended_class(cross_device_ops), mesh)
+        super().__init__(self.extended_class(self, cross_device_ops), mesh)

@@ -12,60 +12,22 @@ import numpy as np
 
 from mirrax._src.base.context import Context
 from mirrax._src.base.devices import resolve_devices
-from mirrax._src.base.mesh import Layout, ReplicaMesh
-from mirrax._src.base.values import Args, Fn, Kwargs, PyTree, copies_of, to_device
+from mirrax._src.base.mesh import ReplicaMesh
+from mirrax._src.base.values import Args, Fn, Kwargs, PerReplica, PyTree, copies_of
+from mirrax._src.cluster import resolvers, runtime
 from mirrax._src.cluster.resolver_tf_config import TFConfigClusterResolver
-from mirrax._src.cluster.resolvers import (
-    ClusterResolver,
-    agree_on_devices,
-    choose_devices,
-    resolver_of,
-)
-from mirrax._src.cluster.runtime import (
-    Cluster,
-    ClusterOptions,
-    join_cluster,
-    join_running_jax,
-)
-from mirrax._src.cluster.spec import TrainingCluster, training_cluster
-from mirrax._src.collectives.launch import launch
+from mirrax._src.cluster.resolvers import ClusterResolver
+from mirrax._src.cluster.spec import training_cluster
 from mirrax._src.collectives.options import (
     CommunicationImplementation,
     CommunicationOptions,
 )
-from mirrax._src.collectives.programs import FirstProgram
+from mirrax._src.collectives.programs import first_of_all, run_on_parts
 from mirrax._src.input.splitting import Share
-from mirrax._src.strategies.extended import StrategyExtended
 from mirrax._src.strategies.strategy import Strategy
 
 # Up to this size initial values travel with the message that compares them.
 _SMALL_BYTES = 64 * 1024
-_SMALLEST_BUCKET = 64 * 1024
-
-
-class MultiWorkerExtended(StrategyExtended):
-    __module__ = "mirrax.distribute"
-
-    def __init__(self, task: TrainingCluster, options: CommunicationOptions) -> None:
-        super().__init__(options=options)
-        self._is_first = not task.index
-        if task.task_type is not None:
-            self._worker_name = f"/job:{task.task_type}/replica:0/task:{task.task_id}"
-
-    @property
-    def should_checkpoint(self) -> bool:
-        """Whether this worker writes checkpoints: the first one does."""
-        return self._is_first
-
-    @property
-    def should_save_summary(self) -> bool:
-        """Whether this worker writes summaries: the first one does."""
-        return self._is_first
-
-    @property
-    def experimental_between_graph(self) -> bool:
-        """Whether each worker builds a program of its own: it does."""
-        return True
 
 
 class MultiWorkerMirroredStrategy(Strategy):
@@ -97,7 +59,6 @@ class MultiWorkerMirroredStrategy(Strategy):
     """
 
     __module__ = "mirrax.distribute"
-    extended_class = MultiWorkerExtended
 
     def __init__(
         self,
@@ -119,30 +80,31 @@ class MultiWorkerMirroredStrategy(Strategy):
                 "MultiWorkerMirroredStrategy does not use: it trains on workers only. Leave "
                 '"ps" out of the cluster.'
             )
-        cluster_options = ClusterOptions.of_environment(
+        cluster_options = runtime.ClusterOptions.of_environment(
             heartbeat=heartbeat,
             step_timeout=step_timeout or options.timeout_seconds,
             join_timeout=join_timeout,
             debug=debug,
         )
-        self._cluster: Cluster | None = None
+        self._cluster: runtime.Cluster | None = None
         if task.index is not None and task.size > 1:
-            choose_devices(self._resolver)
-            self._cluster = join_cluster(
+            resolvers.choose_devices(self._resolver)
+            self._cluster = runtime.join_cluster(
                 task.addresses, task.names, task.index, cluster_options
             )
         elif not task.size and jax.distributed.is_initialized():
-            self._cluster = join_running_jax(cluster_options)
-            self._resolver = resolver_of(self._cluster)
+            self._cluster = runtime.join_running_jax(cluster_options)
+            self._resolver = resolvers.resolver_of(self._cluster)
             task = training_cluster(self._resolver)
         if self._cluster is not None:
-            devices = agree_on_devices(self._cluster)
+            devices = resolvers.agree_on_devices(self._cluster)
         else:
             devices = resolve_devices(None)
             is_alone_on_cpu = not task.size and devices[0].platform == "cpu"
             devices = devices[:1] if is_alone_on_cpu else devices
         mesh = ReplicaMesh(devices, self._cluster)  # pyright: ignore
-        super().__init__(self.extended_class(task, options), mesh)  # pyright: ignore
+        extended = self.extended_class(self, options=options, task=task)
+        super().__init__(extended, mesh)
         self.extended.check_options(options)
         if self._cluster is not None:
             self._connect()
@@ -179,10 +141,9 @@ class MultiWorkerMirroredStrategy(Strategy):
         with self._cluster.explaining():
             return super()._run(fn, args, kwargs, here)
 
-    def taking_steps(self, count: int) -> contextlib.AbstractContextManager[None]:
+    def note_steps(self, count: int) -> None:
         if self._cluster is not None:
             self._cluster.note_steps(count)
-        return super().taking_steps(count)
 
     @contextlib.contextmanager
     def entered(self, what: str) -> Iterator[None]:
@@ -231,8 +192,7 @@ class MultiWorkerMirroredStrategy(Strategy):
 
     def _broadcast(self, own: np.ndarray) -> np.ndarray:
         """The first worker's bytes, in sizes that need few programs."""
-        size = max(_SMALLEST_BUCKET, 1 << (own.nbytes - 1).bit_length())
-        flat = np.zeros(size // 4, np.int32)
+        flat = np.zeros((1 << (own.nbytes - 1).bit_length()) // 4, np.int32)
         flat.view(np.uint8)[: own.nbytes] = np.frombuffer(own.tobytes(), np.uint8)
         whole = np.asarray(self._first_of_all(flat))
         return whole.view(np.uint8)[: own.nbytes].view(own.dtype).reshape(own.shape)
@@ -240,10 +200,9 @@ class MultiWorkerMirroredStrategy(Strategy):
     def _first_of_all(self, own: np.ndarray) -> jax.Array:
         """The first worker's array, by a program on all devices."""
         mesh = self.replica_mesh
-        parts = [to_device(own, device) for device in mesh.local_devices]
-        joined = mesh.join(parts, mirrored=False), Layout.SPLIT
-        whole = jax.block_until_ready(launch(FirstProgram(), mesh, [joined]))[0]
-        return copies_of(whole)[0]
+        parts = PerReplica([own] * len(mesh.local_ids), mesh.equal_shapes(own))
+        whole = run_on_parts(first_of_all, mesh, [parts])[0]
+        return copies_of(jax.block_until_ready(whole))[0]
 
 
 def _communication(

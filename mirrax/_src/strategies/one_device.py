@@ -2,25 +2,9 @@
 
 from __future__ import annotations
 
-import jax
-
 from mirrax._src.base.devices import DeviceLike, resolve_devices
 from mirrax._src.base.mesh import ReplicaMesh
-from mirrax._src.state.variable import OrdinaryVariable, Variable, VariableSpec
-from mirrax._src.strategies.extended import StrategyExtended
 from mirrax._src.strategies.strategy import Strategy
-
-
-class OneDeviceExtended(StrategyExtended):
-    __module__ = "mirrax.distribute"
-
-    def _create(self, spec: VariableSpec) -> Variable:
-        variable = OrdinaryVariable(spec, self._strategy)
-        with jax.ensure_compile_time_eval():  # also while a function is traced
-            variable.stored = jax.device_put(
-                variable.stored, self._strategy.replica_mesh.devices[0]
-            )
-        return variable
 
 
 class OneDeviceStrategy(Strategy):
@@ -35,9 +19,8 @@ class OneDeviceStrategy(Strategy):
     """
 
     __module__ = "mirrax.distribute"
-    extended_class = OneDeviceExtended
     has_plain_values = True
 
     def __init__(self, device: DeviceLike) -> None:
         mesh = ReplicaMesh(resolve_devices([device]))
-        super().__init__(self.extended_class(), mesh)
+        super().__init__(self.extended_class(self), mesh)

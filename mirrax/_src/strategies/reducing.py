@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import operator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,8 +13,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from mirrax._src.base import context
 from mirrax._src.base.jax_compat import Tracer
-from mirrax._src.base.mesh import AXIS_NAME, Layout, ReplicaMesh
+from mirrax._src.base.mesh import AXIS_NAME, Layout
 from mirrax._src.base.protocols import StrategyLike
 from mirrax._src.base.reduce_op import ReduceOp
 from mirrax._src.base.values import (
@@ -20,14 +23,20 @@ from mirrax._src.base.values import (
     PerReplica,
     ReplicaValues,
     UnevenError,
+    abstract,
+    check_parts,
     first_copy,
     is_distributed,
+    is_number,
     is_numeric,
     join,
+    on_device,
     only_part,
 )
-from mirrax._src.collectives.launch import launch
-from mirrax._src.collectives.programs import gather_parts, run_on_parts
+from mirrax._src.collectives.destinations import Destinations, copy_to
+from mirrax._src.collectives.ops import CrossDeviceOps, check_destinations
+from mirrax._src.collectives.options import CommunicationOptions
+from mirrax._src.collectives.programs import gather_parts, launch, run_on_parts
 from mirrax._src.collectives.sparse import IndexedSlices
 from mirrax._src.engines.replica_context import check_gather_axis
 from mirrax._src.state.distributed import DistributedVariable
@@ -38,30 +47,22 @@ Axes = int | tuple[int, ...]
 
 @dataclass(frozen=True)
 class SumAlong:
-    """A replica's part of a reduction over an axis: its sum and the number of elements."""
+    """A replica's part of a reduction over `axes`: its sum and the number of elements.
+
+    Without axes it is given both.
+    """
 
     op: ReduceOp
-    axes: Axes
+    axes: Axes | None
 
     def __call__(self, arrays: list[jax.Array]) -> list[jax.Array]:
-        total = lax.psum(jnp.sum(arrays[0], self.axes), AXIS_NAME)
-        if self.op is ReduceOp.SUM:
-            return [total]
-        return [total / lax.psum(_count(arrays[0], self.axes), AXIS_NAME)]
-
-
-@dataclass(frozen=True)
-class Combine:
-    """Sums that replicas have made already, and their numbers of elements, into one."""
-
-    op: ReduceOp
-
-    def __call__(self, arrays: list[jax.Array]) -> list[jax.Array]:
-        total, count = (lax.psum(array, AXIS_NAME) for array in arrays)
-        if self.op is ReduceOp.SUM:
-            return [total]
-        is_float = jnp.issubdtype(total.dtype, jnp.inexact)
-        return [total / count.astype(total.dtype if is_float else jnp.float32)]
+        if self.axes is None:
+            total, count = arrays
+        else:
+            total, count = jnp.sum(arrays[0], self.axes), _count(arrays[0], self.axes)
+        total = lax.psum(total, AXIS_NAME)
+        is_sum = self.op is ReduceOp.SUM
+        return [total if is_sum else total / lax.psum(count, AXIS_NAME)]
 
 
 def checked_axis(axis: Any) -> Axes | None:
@@ -82,160 +83,213 @@ def is_reducible(value: Any) -> bool:
     return isinstance(value, ReplicaValues | IndexedSlices | Variable)
 
 
-def reduce_leaf(
-    strategy: StrategyLike, op: ReduceOp, value: Any, axes: Axes | None, path: str
-) -> Any:
-    """One leaf of `strategy.reduce`; `path` names it in messages."""
-    if isinstance(value, DistributedVariable):
-        value = value.copies()
-    elif isinstance(value, Variable):
-        value = value.read_value()
-    is_sparse = isinstance(value, IndexedSlices)
-    if is_sparse and axes is not None:
+@dataclass(frozen=True)
+class LeafReduction:
+    """`strategy.reduce` of one leaf, which is called `value{path}` in messages."""
+
+    strategy: StrategyLike
+    op: ReduceOp
+    axes: Axes | None
+    path: str = ""
+
+    def __call__(self, value: Any) -> Any:
+        if isinstance(value, DistributedVariable):
+            value = value.copies()
+        elif isinstance(value, Variable):
+            value = value.read_value()
+        is_sparse, mesh = isinstance(value, IndexedSlices), self.strategy.replica_mesh
+        if self.axes is not None:
+            if is_sparse:
+                raise ValueError(
+                    "`reduce` of IndexedSlices needs `axis=None`: their rows are joined, not "
+                    "summed along an axis."
+                )
+            return self._along_axes(value)
+        if not is_sparse and not isinstance(value, ReplicaValues):
+            return self._plain(value)
+        if mesh is not None and isinstance(value, PerReplica):
+            self._check_equal_shapes(value)
+        if mesh is None or mesh.size == 1:
+            return only_part(value)
+        reduced = self.strategy.extended.reduce_to(self.op, value, mesh.local_devices)
+        return jax.tree.map(_first_if_mirrored, reduced, is_leaf=is_distributed)
+
+    def _plain(self, value: Any) -> Any:
+        mesh = self.strategy.replica_mesh
+        if mesh is not None and mesh.spans_workers:
+            return self.over_workers(value)
+        if self.op is ReduceOp.MEAN or self.strategy.num_replicas_in_sync == 1:
+            return value
         raise ValueError(
-            "`reduce` of IndexedSlices needs `axis=None`: their rows are joined, not "
-            "summed along an axis."
+            f"`reduce` with SUM got value{self.path} = {value!r}, which is not distributed: "
+            "whether it is meant once or once per replica is ambiguous. Pass what `run` "
+            "returned, or multiply by `strategy.num_replicas_in_sync` yourself."
         )
-    if axes is not None:
-        return _reduce_along(strategy, op, value, axes, path)
-    mesh = strategy.replica_mesh
-    if not is_sparse and not isinstance(value, ReplicaValues):
-        return _reduce_plain(strategy, op, value, path)
-    if mesh is not None and isinstance(value, PerReplica):
-        _check_equal_shapes(strategy, value, path)
-    if mesh is None or mesh.size == 1:
-        return only_part(value)
-    reduced = strategy.extended.reduce_to(op, value, mesh.local_devices)
-    return jax.tree.map(_plain, reduced, is_leaf=is_distributed)
+
+    def over_workers(self, value: Any) -> Any:
+        """A plain value of each worker, which counts once for it."""
+        total, count = self._local_sum(jnp.asarray(value))
+        others = len(self.strategy.replica_mesh.local_ids) - 1
+        totals = [total] + [jnp.zeros_like(total)] * others
+        return self._combine(PerReplica(totals), [count] + [0] * others)
+
+    def _combine(self, totals: PerReplica, counts: Sequence[int]) -> Any:
+        values = [totals, PerReplica(map(jnp.int32, counts))]
+        program = SumAlong(self.op, None)
+        return first_copy(run_on_parts(program, self.strategy.replica_mesh, values)[0])
+
+    def _along_axes(self, value: Any) -> Any:
+        mesh, copies = self.strategy.replica_mesh, self.strategy.num_replicas_in_sync
+        if copies == 1:
+            value = only_part(value)
+        elif isinstance(value, ReplicaValues):
+            if value.layout is not Layout.MIRRORED:
+                return self._parts_along_axes(value)
+            value = first_copy(value.array)
+        elif mesh.spans_workers and not isinstance(value, Tracer):
+            return self.over_workers(value)
+        else:
+            value = on_device(jnp.asarray(value), mesh.local_devices[0])
+        total, count = self._local_sum(jnp.asarray(value))
+        return total * copies if self.op is ReduceOp.SUM else total / count
+
+    def _parts_along_axes(self, value: ReplicaValues) -> Any:
+        mesh, program = self.strategy.replica_mesh, SumAlong(self.op, self.axes)
+        if value.layout is Layout.OWN:
+            self._check_axes(value.array.shape)
+            return program([value.array])[0]
+        try:
+            array, layout = join(value, mesh)
+        except UnevenError:
+            sums = [self._local_sum(jnp.asarray(part)) for part in value.values]
+            totals = PerReplica(total for total, _ in sums)
+            self._check_equal_shapes(totals)
+            return self._combine(totals, [count for _, count in sums])
+        self._check_axes(mesh.part_shape(layout, array.shape))
+        return first_copy(launch(program, mesh, [(array, layout)])[0])
+
+    def _local_sum(self, array: jax.Array) -> tuple[jax.Array, int]:
+        """The sum of one array along the axes, and of how many elements."""
+        self._check_axes(array.shape)
+        total = array if self.axes is None else jnp.sum(array, self.axes)
+        return total, _count(array, self.axes)
+
+    def _check_axes(self, shape: tuple[int, ...]) -> None:
+        for axis in _each(self.axes):
+            if not -len(shape) <= axis < len(shape):
+                raise ValueError(
+                    f"`reduce(axis={self.axes})`: value{self.path} has shape {shape} on a "
+                    f"replica, so there is no axis {axis}. Pass `axis=None` to combine "
+                    "replicas only."
+                )
+
+    def _check_equal_shapes(self, value: PerReplica) -> None:
+        parts, mesh = value.values, self.strategy.replica_mesh
+        if value.array is not None:
+            return
+        if not all(map(is_numeric, parts)):
+            if any(isinstance(part, IndexedSlices) for part in parts):
+                return
+            raise TypeError(
+                f"`reduce` needs arrays or numbers, but value{self.path} holds "
+                f"{type(parts[0]).__name__} objects."
+            )
+        # All workers have to find the same.
+        value.shapes = value.shapes or mesh.agreed_shapes([abstract(p) for p in parts])
+        shapes = [shape for shape, _ in value.shapes]
+        if len(set(shapes)) == 1:
+            return
+        rows = "\n".join(f"  {mesh.describe(i)}: {s}" for i, s in enumerate(shapes))
+        if self.axes is not None:
+            raise ValueError(
+                f"`reduce(axis={self.axes})`: what is left of value{self.path} after reducing "
+                f"along the axis must have the same shape on all replicas, but has\n{rows}"
+            )
+        raise ValueError(
+            f"`reduce(axis=None)` needs equal shapes on all replicas, but value{self.path} "
+            f"has\n{rows}\nThis is usually a partial last batch. Pass `axis=0` to reduce over "
+            "the examples too."
+        )
 
 
-def _plain(value: Any) -> Any:
-    if not isinstance(value, Mirrored):
-        return value
-    return first_copy(value.array) if value.array is not None else value.values[0]
+def _first_if_mirrored(value: Any) -> Any:
+    return value.values[0] if isinstance(value, Mirrored) else value
 
 
-def _reduce_plain(strategy: StrategyLike, op: ReduceOp, value: Any, path: str) -> Any:
-    mesh = strategy.replica_mesh
-    if mesh is not None and mesh.spans_workers:
-        return reduce_over_workers(mesh, op, value, (), path)
-    if op is ReduceOp.MEAN or strategy.num_replicas_in_sync == 1:
-        return value
-    raise ValueError(
-        f"`reduce` with SUM got value{path} = {value!r}, which is not distributed: whether "
-        "it is meant once or once per replica is ambiguous. Pass what `run` returned, or "
-        "multiply by `strategy.num_replicas_in_sync` yourself."
-    )
+def _each(axes: Axes | None) -> tuple[int, ...]:
+    return (axes,) if isinstance(axes, int) else axes or ()
 
 
-def reduce_over_workers(
-    mesh: ReplicaMesh, op: ReduceOp, value: Any, axes: Axes, path: str
-) -> Any:
-    """A plain value of each worker, which counts once for it."""
-    array = jnp.asarray(value)
-    _check_axis(array, axes, path)
-    total = jnp.sum(array, axes) if axes != () else array
-    others = len(mesh.local_ids) - 1
-    totals = [total] + [jnp.zeros_like(total)] * others
-    return _combine(mesh, op, totals, [_count(array, axes)] + [0] * others)
-
-
-def _combine(mesh: ReplicaMesh, op: ReduceOp, totals: list[Any], counts: Any) -> Any:
-    counts = PerReplica(map(jnp.float32, counts))
-    return first_copy(run_on_parts(Combine(op), mesh, [PerReplica(totals), counts])[0])
-
-
-def _reduce_along(
-    strategy: StrategyLike, op: ReduceOp, value: Any, axes: Axes, path: str
-) -> Any:
-    mesh = strategy.replica_mesh
-    if mesh is None or mesh.size == 1:
-        return _reduce_copies(op, jnp.asarray(only_part(value)), 1, axes, path)
-    if not isinstance(value, ReplicaValues):
-        is_traced = isinstance(value, Tracer)
-        if mesh.spans_workers and not is_traced:
-            return reduce_over_workers(mesh, op, value, axes, path)
-        array = value if is_traced else mesh.mirror(jnp.asarray(value))
-        value = Mirrored.of(array, mesh)
-    if value.layout is Layout.MIRRORED:
-        return _reduce_copies(op, first_copy(value.array), mesh.size, axes, path)
-    if value.layout is Layout.OWN:
-        _check_axis(value.array, axes, path)
-        return SumAlong(op, axes)([value.array])[0]
-    try:
-        array, layout = join(value, mesh)
-        shape = mesh.part_shape(layout, array.shape)
-        _check_axis(jax.ShapeDtypeStruct(shape, array.dtype), axes, path)
-        return first_copy(launch(SumAlong(op, axes), mesh, [(array, layout)])[0])
-    except UnevenError:
-        parts = [jnp.asarray(part) for part in value.values]
-        for part in parts:
-            _check_axis(part, axes, path)
-        totals = [jnp.sum(part, axes) for part in parts]
-        _check_equal_shapes(strategy, PerReplica(totals), path, axes)
-        return _combine(mesh, op, totals, [_count(part, axes) for part in parts])
-
-
-def _reduce_copies(op: ReduceOp, array: Any, copies: int, axes: Axes, path: str) -> Any:
-    """A reduction of an array that each of several replicas has."""
-    _check_axis(array, axes, path)
-    total = jnp.sum(array, axes)
-    return total * copies if op is ReduceOp.SUM else total / _count(array, axes)
-
-
-def _each(axes: Axes) -> tuple[int, ...]:
-    return (axes,) if isinstance(axes, int) else axes
-
-
-def _count(array: Any, axes: Axes) -> int:
+def _count(array: Any, axes: Axes | None) -> int:
     return math.prod(array.shape[axis] for axis in _each(axes))
 
 
-def _check_axis(array: Any, axes: Axes, path: str) -> None:
-    ndim = len(array.shape)
-    for axis in _each(axes):
-        if not -ndim <= axis < ndim:
-            raise ValueError(
-                f"`reduce(axis={axes})`: value{path} has shape {array.shape} on a replica, "
-                f"so there is no axis {axis}. Pass `axis=None` to combine replicas only."
-            )
+def reduce_pairs(
+    strategy: StrategyLike,
+    ops: CrossDeviceOps,
+    op: ReduceOp,
+    pairs: Sequence[tuple[Any, Destinations]],
+    options: CommunicationOptions | None,
+) -> list[Any]:
+    """Each value reduced to its destinations: together, where replicas have parts of them."""
+    leaves, tree = jax.tree.flatten([v for v, _ in pairs], is_leaf=is_reducible)
+    leaves = [v.copies() if isinstance(v, DistributedVariable) else v for v in leaves]
+    places = [d for v, d in pairs for _ in jax.tree.leaves(v, is_leaf=is_reducible)]
+    is_alone = strategy.num_replicas_in_sync == 1
+    is_spread = [not is_alone and _has_parts(leaf) for leaf in leaves]
+    mesh = strategy.replica_mesh
+
+    def at_home(part: Any) -> Any:
+        if not isinstance(part, PerReplica) or part.mesh is not None:
+            return part
+        check_parts(part, len(mesh.local_ids))  # it was put together by hand
+        return PerReplica(part.values, part.shapes, mesh)
+
+    spread = [
+        (jax.tree.map(at_home, leaf, is_leaf=is_distributed), destinations)
+        for leaf, destinations in itertools.compress(zip(leaves, places), is_spread)
+    ]
+    reduced = iter(ops.batch_reduce(op, spread, options) if spread else ())
+    results = [
+        next(reduced) if together else _reduce_alone(strategy, op, leaf, destinations)
+        for leaf, destinations, together in zip(leaves, places, is_spread)
+    ]
+    return jax.tree.unflatten(tree, results)
 
 
-def _check_equal_shapes(
-    strategy: StrategyLike, value: PerReplica, path: str, axis: Any = None
-) -> None:
-    if value.array is not None:
-        return
-    parts = value.values
-    if not all(map(is_numeric, parts)):
-        if any(isinstance(part, IndexedSlices) for part in parts):
-            return
-        raise TypeError(
-            f"`reduce` needs arrays or numbers, but value{path} holds "
-            f"{type(parts[0]).__name__} objects."
-        )
-    shapes = [jnp.shape(part) for part in parts]
-    describe, mesh = strategy.describe_replica, strategy.replica_mesh
-    if mesh is not None and mesh.spans_workers:  # all workers have to find the same
-        arrays = [jnp.asarray(part) for part in parts]
-        value.shapes = agreed = value.shapes or mesh.agreed_shapes(arrays)
-        shapes, describe = [shape for shape, _ in agreed], mesh.describe
-    if len(set(shapes)) > 1:
-        rows = "\n".join(f"  {describe(i)}: {shape}" for i, shape in enumerate(shapes))
-        if axis is not None:
-            raise ValueError(
-                f"`reduce(axis={axis})`: what is left of value{path} after reducing along the "
-                f"axis must have the same shape on all replicas, but has\n{rows}"
-            )
+def _has_parts(value: Any) -> bool:
+    value = value.values if isinstance(value, IndexedSlices) else value
+    return isinstance(value, PerReplica)
+
+
+def _reduce_alone(
+    strategy: StrategyLike, op: ReduceOp, value: Any, destinations: Destinations
+) -> Any:
+    """A reduction of a value that is the same on all replicas."""
+    count, mesh = strategy.num_replicas_in_sync, strategy.replica_mesh
+    is_traced = isinstance(value, Tracer) or context.current().frame is not None
+    if isinstance(value, IndexedSlices):
+        return value
+    if isinstance(value, ReplicaValues):
+        if count == 1:
+            value = only_part(value)
+        elif op is ReduceOp.SUM:
+            value = (value.values[0] if value.array is None else value.array) * count
+    elif mesh is not None and mesh.spans_workers and not is_traced:
+        value = LeafReduction(strategy, op, None).over_workers(value)
+    elif op is ReduceOp.SUM and count > 1:
+        if is_number(value) and value == 0:
+            return value
         raise ValueError(
-            f"`reduce(axis=None)` needs equal shapes on all replicas, but value{path} has\n"
-            f"{rows}\nThis is usually a partial last batch. Pass `axis=0` to reduce over the "
-            "examples too."
+            f"{value!r} is not distributed, so whether a SUM should count it once or once "
+            "per replica is ambiguous. Pass a per-replica value."
         )
+    return copy_to(value, check_destinations(destinations))
 
 
-def gather_leaf(mesh: ReplicaMesh | None, value: Any, axis: int) -> Any:
+def gather_leaf(strategy: StrategyLike, value: Any, axis: int) -> Any:
     """One leaf of `strategy.gather`."""
+    mesh = strategy.replica_mesh
     if isinstance(value, IndexedSlices):
         raise NotImplementedError(
             "`gather` takes arrays; gather the values and indices of IndexedSlices "
@@ -251,11 +305,12 @@ def gather_leaf(mesh: ReplicaMesh | None, value: Any, axis: int) -> Any:
         check_gather_axis(value, axis)
         nothing = lax.slice_in_dim(value, 0, 0, axis=axis % value.ndim)
         value = PerReplica([value] + [nothing] * (len(mesh.local_ids) - 1))
-    return first_copy(gather_everywhere(mesh, value, axis))
+    return first_copy(gather_everywhere(strategy, value, axis))
 
 
-def gather_everywhere(mesh: ReplicaMesh | None, value: Any, axis: int) -> jax.Array:
+def gather_everywhere(strategy: StrategyLike, value: Any, axis: int) -> jax.Array:
     """The parts of `value` joined along `axis`, on all replicas."""
+    mesh = strategy.replica_mesh
     if not isinstance(value, ReplicaValues):
         value = PerReplica([value] * (mesh.size if mesh else 1))
     first = value.array if value.layout is Layout.OWN else value.values[0]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Generic, Protocol, TypeVar
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
 
 from mirrax._src.base import context
 from mirrax._src.base.protocols import StrategyLike
@@ -11,24 +12,18 @@ from mirrax._src.base.protocols import StrategyLike
 _Face = TypeVar("_Face")
 
 
-class Scoped(Protocol):
-    """What has a scope: a strategy."""
-
-    def enter_scope(self) -> context.enter: ...
-
-
 class Scope(Generic[_Face]):
     """A strategy's scope, which can be entered several times, also inside itself.
 
-    `face` is what `with` gives.
+    `enter` makes the strategy current, `face` is what `with` gives.
     """
 
-    def __init__(self, strategy: Scoped, face: _Face) -> None:
-        self._strategy, self._face = strategy, face
+    def __init__(self, enter: Callable[[], context.enter], face: _Face) -> None:
+        self._enter, self._face = enter, face
         self._entered: list[contextlib.AbstractContextManager[Any]] = []
 
     def __enter__(self) -> _Face:
-        entered = self._strategy.enter_scope()
+        entered = self._enter()
         entered.__enter__()
         self._entered.append(entered)
         return self._face
@@ -55,13 +50,17 @@ def enter_scope(strategy: StrategyLike) -> context.enter:
     return context.changed(strategy=strategy, replica=None, updating=None)
 
 
-def check_cross_replica(strategy: StrategyLike, what: str, advice: str) -> None:
+def check_cross_replica(strategy: StrategyLike, what: str) -> None:
     """Raises in a replica, where `what` cannot be called, and in another's scope."""
     if context.is_default():
         return
     here = context.current()
     if here.replica is not None:
-        raise RuntimeError(f"`{what}` is called inside a replica function. {advice}")
+        raise RuntimeError(
+            f"`{what}` is called inside a replica function. It works for all replicas "
+            "together, so call it outside `run`, or in the function that you pass to "
+            "`merge_call`; inside use `mx.distribute.get_replica_context().all_reduce`."
+        )
     if here.strategy is not strategy:
         raise RuntimeError(
             f"`{what}` of {strategy!r} is called inside the scope of {here.strategy!r}. "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -24,15 +25,10 @@ _AnyStep = TypeVar("_AnyStep", bound="Step")
 
 @dataclass
 class Step:
-    """A step function, compiled.
-
-    Attributes:
-        function: Takes what all steps share, then an element.
-        loops: Whether it is worth looping over.
-    """
+    """A step function, compiled: it takes what all steps share, then an element."""
 
     function: Function
-    loops: bool = True
+    loops: bool = True  # whether it is worth looping over
 
     def loop(
         self, common: Args, elements: Sequence[Any], count: int, keep_all: bool
@@ -61,43 +57,38 @@ class Stepper:
 
     def __init__(self, strategy: StrategyLike) -> None:
         self._strategy = strategy
-        self._functions = FunctionCache(Function)
-        self._steps: dict[Any, Any] = {}
+        self._steps: dict[Any, FunctionCache[Any]] = {}
         self._stack = _Stacking(_stacked)
 
     def run_steps(self, fn: Fn, iterator: Iterator[Any], steps: int) -> PyTree:
         """`strategy.run(fn, (element,))` for the next elements; the results, stacked."""
-        step, common = self.step(fn, self._run_of)
+        step, common = self.step(fn, self._run_of, "run")
         elements = take(iterator, steps)
         if not elements:
             raise OutOfRangeError("The data has ended: there is no next element.")
-        with self._strategy.taking_steps(len(elements)):
-            looped = step.loop(common, elements, steps, keep_all=True)
-            if looped is not None:
-                return looped[0]
-            results = [step.function(common, element) for element in elements]
-            return self._strategy.run(self._stack, results)
+        self._strategy.note_steps(len(elements))
+        looped = step.loop(common, elements, steps, keep_all=True)
+        if looped is not None:
+            return looped[0]
+        results = [step.function(common, element) for element in elements]
+        return self._strategy.run(self._stack, results)
 
     def step(
-        self, fn: Fn, make: Callable[[Function], _AnyStep], *kind: Any
+        self, fn: Fn, make: Callable[[Fn], _AnyStep], kind: Any
     ) -> tuple[_AnyStep, Args]:
         """`fn` as a step, made once for each `kind`, and what all its steps share."""
         if functions_run_eagerly():
-            return make(Function(fn)), ()
-        compiled, common = self._functions.compiled(fn)
-        key = (compiled, *kind)
-        if key not in self._steps:
-            self._steps[key] = make(compiled)
-        return self._steps[key], common
+            return make(fn), ()
+        return self._steps.setdefault(kind, FunctionCache(make)).compiled(fn)
 
-    def _run_of(self, compiled: Function) -> Step:
+    def _run_of(self, fn: Fn) -> Step:
         def replica(*args: Any) -> PyTree:
-            return values_of(compiled.fn(*args))
+            return values_of(fn(*args))
 
         def run(common: Args, element: Any) -> PyTree:
             return self._strategy.run(of_replica, (*common, element))
 
-        replica.__name__ = run.__name__ = getattr(compiled, "__name__", "step")
+        replica.__name__ = run.__name__ = getattr(fn, "__name__", "step")
         of_replica = Function(replica)
         return Step(Function(run))
 
@@ -118,13 +109,7 @@ def take(iterator: Iterator[Any], count: int) -> list[Any]:
             f"Steps take their elements from an iterator, got {type(iterator).__name__}; "
             "pass `iter(dataset)`."
         )
-    elements = []
-    while len(elements) < count:
-        try:
-            elements.append(next(iterator))
-        except StopIteration:
-            break
-    return elements
+    return list(itertools.islice(iterator, count))
 
 
 def check_not_traced(what: str) -> None:

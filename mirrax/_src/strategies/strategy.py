@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from mirrax._src.base import context
-from mirrax._src.base.errors import warn_renamed
+from mirrax._src.base.errors import renamed
 from mirrax._src.base.jax_compat import Device, Tracer
 from mirrax._src.base.mesh import AXIS_NAME, Layout, ReplicaMesh
 from mirrax._src.base.reduce_op import ReduceOp
@@ -28,27 +28,17 @@ from mirrax._src.base.values import (
     parts_of,
     regroup,
 )
-from mirrax._src.collectives.programs import FirstProgram, first_of_all, run_on_parts
+from mirrax._src.collectives.programs import first_of_all, run_on_parts
 from mirrax._src.engines.dispatch import run_replicas
 from mirrax._src.input.feeding import Feeding, check_not_in_replica
 from mirrax._src.state.distributed import DistributedVariable
+from mirrax._src.strategies import reducing
 from mirrax._src.strategies.arguments import RunOptions, ValueContext, checked_run
 from mirrax._src.strategies.extended import StrategyExtended
-from mirrax._src.strategies.reducing import (
-    checked_axis,
-    gather_everywhere,
-    gather_leaf,
-    is_reducible,
-    reduce_leaf,
-)
 from mirrax._src.strategies.scope import Scope, check_cross_replica, enter_scope
 from mirrax._src.strategies.stepping import Stepper, check_not_traced
 
 _ALREADY = contextlib.nullcontext()
-_IN_REPLICAS = (
-    "It combines replicas, so it belongs outside `run`; inside use "
-    "`mx.distribute.get_replica_context().all_reduce` or `.merge_call`."
-)
 
 
 class Strategy(Feeding):
@@ -67,7 +57,6 @@ class Strategy(Feeding):
 
     def __init__(self, extended: StrategyExtended, mesh: ReplicaMesh | None) -> None:
         self._extended = extended
-        extended.attach(self)
         # None for the default strategy only; typed as what the layers below meet.
         self.replica_mesh: ReplicaMesh = mesh  # pyright: ignore[reportAttributeAccessIssue]
         self._stop_reason: str | None = None
@@ -120,7 +109,7 @@ class Strategy(Feeding):
           1: <mx.Variable 'Variable/replica_1' shape=() dtype=float32, numpy=1.0>
         }
         """
-        return Scope(self, self)
+        return Scope(self.enter_scope, self)
 
     def enter_scope(self) -> context.enter:
         """What `scope` does when it is entered."""
@@ -128,7 +117,7 @@ class Strategy(Feeding):
 
     def entered(self, what: str) -> contextlib.AbstractContextManager[Any]:
         """The scope for methods that need it; not in a replica, nor in another's scope."""
-        check_cross_replica(self, what, _IN_REPLICAS)
+        check_cross_replica(self, what)
         is_current = context.current().strategy is self
         return _ALREADY if is_current else self.enter_scope()
 
@@ -166,7 +155,7 @@ class Strategy(Feeding):
             args = checked_run(fn, args, options)
         here = context.current()
         if here.strategy is not self or here.replica is not None:
-            check_cross_replica(self, "run", _IN_REPLICAS)
+            check_cross_replica(self, "run")
         return self._run(fn, args, kwargs or {}, here)
 
     _run = run_replicas
@@ -205,11 +194,11 @@ class Strategy(Feeding):
         with self.entered("run_steps"):
             return self.stepper.run_steps(fn, iterator, steps)
 
+    @renamed("run")
     def experimental_run_v2(
         self, fn: Fn, args: Sequence[Any] = (), kwargs: Kwargs | None = None
     ) -> PyTree:
         """The name of `run` in TensorFlow 2.0."""
-        warn_renamed("experimental_run_v2", "run")
         return self.run(fn, args, kwargs)
 
     # Stopping ------------------------------------------------------------------------
@@ -258,13 +247,16 @@ class Strategy(Feeding):
                 replica made, is summed.
         """
         op = ReduceOp(reduce_op)
-        axis = checked_axis(axis)
+        axis = reducing.checked_axis(axis)
 
         def reduce_one(path: Any, leaf: Any) -> Any:
-            return reduce_leaf(self, op, leaf, axis, jax.tree_util.keystr(path))
+            name = jax.tree_util.keystr(path)
+            return reducing.LeafReduction(self, op, axis, name)(leaf)
 
         with self.entered("reduce"):
-            return jax.tree.map_with_path(reduce_one, value, is_leaf=is_reducible)
+            return jax.tree.map_with_path(
+                reduce_one, value, is_leaf=reducing.is_reducible
+            )
 
     def gather(self, value: PyTree, axis: int) -> PyTree:
         """The replicas' values joined along `axis`; their lengths there may differ.
@@ -273,16 +265,14 @@ class Strategy(Feeding):
         >>> strategy.gather(mx.distribute.PerReplica([jnp.arange(3), jnp.arange(2)]), axis=0)
         Array([0, 1, 2, 0, 1], dtype=int32)
         """
-        with self.entered("gather"):
-            return jax.tree.map(
-                lambda leaf: gather_leaf(self.replica_mesh, leaf, axis),
-                value,
-                is_leaf=is_reducible,
-            )
 
-    def gather_everywhere(self, value: Any, axis: int) -> jax.Array:
-        """The parts of `value` joined along `axis`, on all replicas."""
-        return gather_everywhere(self.replica_mesh, value, axis)
+        def gather_one(leaf: Any) -> Any:
+            return reducing.gather_leaf(self, leaf, axis)
+
+        with self.entered("gather"):
+            return jax.tree.map(gather_one, value, is_leaf=reducing.is_reducible)
+
+    gather_everywhere = reducing.gather_everywhere
 
     # Values --------------------------------------------------------------------------
 
@@ -377,16 +367,16 @@ class Strategy(Feeding):
 
     def first_part(self, value: Any) -> Any:
         """The first replica's part of a distributed value; a plain value as it is."""
-        if isinstance(value, PerReplica) and value.layout is Layout.OWN:
-            return first_of_all(value.array)
         mesh = self.replica_mesh
-        if isinstance(value, PerReplica) and mesh is not None and mesh.spans_workers:
-            return Mirrored.of(run_on_parts(FirstProgram(), mesh, [value])[0], mesh)
+        is_own = isinstance(value, PerReplica) and value.layout is Layout.OWN
+        spans_workers = mesh is not None and mesh.spans_workers
+        if is_own or (spans_workers and isinstance(value, PerReplica)):
+            first = run_on_parts(first_of_all, mesh, [value])[0]
+            return first if is_own else Mirrored.of(first, mesh)
         return value.values[0] if isinstance(value, ReplicaValues) else value
 
-    def taking_steps(self, count: int) -> contextlib.AbstractContextManager[None]:
-        """Goes around a loop over `count` steps."""
-        return contextlib.nullcontext()
+    def note_steps(self, count: int) -> None:
+        """Called before a loop over `count` steps."""
 
     def initial_on_all_workers(self, array: jax.Array) -> jax.Array:
         """The initial value of a variable: the same on all workers."""

@@ -146,7 +146,7 @@ class DistributionStrategy:
 
     def scope(self) -> contextlib.AbstractContextManager[DistributionStrategy]:
         """Makes the strategy current, so that variables are made on all its devices."""
-        return Scope(self.core, self)
+        return Scope(self.core.enter_scope, self)
 
     @renamed("extended.colocate_vars_with")
     def colocate_vars_with(
