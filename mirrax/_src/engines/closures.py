@@ -39,9 +39,7 @@ class FunctionCache(Generic[_Function]):
 
     def compiled(self, fn: Fn) -> tuple[_Function, tuple[Any, ...]]:
         """The compiled form of `fn`, and the arrays to give it before the arguments."""
-        key, arrays = fn, None
-        if isinstance(fn, types.FunctionType):
-            key, arrays = _sort_closure(fn)
+        key, arrays = _sort_closure(fn)
         if key not in self._functions:
             self._note_form(fn)
             self._functions[key] = self._make(fn if arrays is None else _lifted(fn))
@@ -60,13 +58,15 @@ class FunctionCache(Generic[_Function]):
             )
 
 
-def _sort_closure(fn: types.FunctionType) -> tuple[Any, tuple[Any, ...] | None]:
+def _sort_closure(fn: Fn) -> tuple[Any, tuple[Any, ...] | None]:
     """A key, equal for functions that compute the same from the same arrays; the arrays."""
     arrays: list[Any] = []
     try:
-        return _describe_function(fn, arrays, {}), tuple(arrays)
+        if isinstance(fn, types.FunctionType):
+            return _describe_function(fn, arrays, {}), tuple(arrays)
     except (TypeError, ValueError):  # a dict that cannot be sorted
-        return fn, None
+        pass
+    return fn, None
 
 
 def _describe_function(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,7 +42,6 @@ class Stage:
     """Some equations of a replica's program, as a program of their own."""
 
     program: Any
-    is_exchange: bool
     __name__ = "an uneven step"  # for messages
 
     @functools.cached_property
@@ -80,11 +79,8 @@ class Cut:
                 (e.primitive, str(e.params), [str(a.aval) for a in e.invars])
                 for e in eqns
             ]
-            for eqns in self._collectives()
+            for eqns in (stage.program.eqns for stage in self.stages[1::2])
         ]
-
-    def _collectives(self) -> Iterator[Any]:
-        return (stage.program.eqns for stage in self.stages if stage.is_exchange)
 
     @functools.cached_property
     def ways(self) -> list[int]:
@@ -93,7 +89,7 @@ class Cut:
         Replicas with other shapes have other programs, in which equations may be missing;
         where the numbers agree, they compute the same.
         """
-        eqns = itertools.chain(*self._collectives())
+        eqns = (eqn for stage in self.stages[1::2] for eqn in stage.program.eqns)
         exchanged = {id(eqn): ("exchange", i) for i, eqn in enumerate(eqns)}
         known = {var: hash(("input", i)) for i, var in enumerate(self.jaxpr.invars)}
         known.update(zip(self.jaxpr.constvars, map(_number_of, self.consts)))
@@ -128,12 +124,8 @@ def cut_trace(trace: Trace) -> Cut:
         return eval_inlined(closed.jaxpr, closed.consts, inputs, replica_id), ()
 
     assert trace.mesh is not None
-    inputs = [
-        jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
-        for aval in trace.closed.in_avals
-    ]
     axis = (AXIS_NAME, trace.mesh.size)
-    closed, _ = make_jaxpr(flat, axis, (np.int32(0), *inputs))
+    closed, _ = make_jaxpr(flat, axis, (np.int32(0), *trace.closed.in_avals))
     return Cut(trace, closed.jaxpr, closed.consts, _stages(closed.jaxpr))
 
 
@@ -152,13 +144,13 @@ def _stages(jaxpr: Jaxpr) -> list[Stage]:
     stages = []
     used = set(variables_of(jaxpr.outvars))
     for i in range(max(eqns_at, default=0) + 1):
-        eqns, is_exchange = eqns_at[i][::-1], i % 2 == 1
+        eqns, is_exchange = eqns_at[i][::-1], i % 2
         made = dict.fromkeys(var for eqn in eqns for var in eqn.outvars)
         read = dict.fromkeys(var for eqn in eqns for var in variables_of(eqn.invars))
         inputs = [var for var in read if var not in made]
         outputs = [var for var in made if is_exchange or var in used]
         used.update(inputs)
-        stages.append(Stage(sub_program(jaxpr, eqns, inputs, outputs), is_exchange))
+        stages.append(Stage(sub_program(jaxpr, eqns, inputs, outputs)))
     return stages[::-1]
 
 

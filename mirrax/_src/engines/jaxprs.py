@@ -27,20 +27,11 @@ from mirrax._src.collectives.equality import MARK
 # Collectives whose result all replicas share, and those that give each its own.
 _COMBINING = {"psum", "pmax", "pmin", "all_gather"}
 _COMBINING |= {"psum_invariant", "all_gather_invariant"}
-_SEPARATING = {"axis_index", "ppermute", "all_to_all", "reduce_scatter", "psum_scatter"}
+_SEPARATING = {"axis_index", "ppermute", "all_to_all", "reduce_scatter"}
 
 # Equations that only call a program, which can as well stand in their place.
-_CALLS = {
-    "jit",
-    "pjit",
-    "closed_call",
-    "core_call",
-    "remat2",
-    "checkpoint",
-    "custom_jvp_call",
-    "custom_vjp_call",
-    "custom_vjp_call_jaxpr",
-}
+_CALLS = {"jit", "closed_call", "remat2", "checkpoint"}
+_CALLS |= {"custom_jvp_call", "custom_vjp_call"}
 
 _Key = TypeVar("_Key")
 
@@ -111,11 +102,9 @@ def _open(program: Any) -> Jaxpr:
 
 
 def invariant_outputs(jaxpr: Jaxpr, inputs: Sequence[bool]) -> list[bool]:
-    """For each output of `jaxpr` whether all replicas compute the same.
+    """For each output of a replica's program whether all replicas compute the same.
 
-    Args:
-        jaxpr: One replica's program.
-        inputs: For each input whether it is the same on all replicas.
+    `inputs` tells which inputs are the same on all replicas.
     """
     known = {**dict.fromkeys(jaxpr.constvars, True), **dict(zip(jaxpr.invars, inputs))}
 

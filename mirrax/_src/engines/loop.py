@@ -45,14 +45,10 @@ def trace_steps(
     mesh: ReplicaMesh | None,
     keep_all: bool,
 ) -> Trace:
-    """`fn(common, element)` for each element, as one program.
+    """`fn(common, element)` for each element, as one program; traced for the first one.
 
-    Args:
-        fn: The function; it is traced for the first element.
-        signature: That of `(common, *elements)`.
-        arrays: The arrays of these arguments.
-        mesh: Where they lie.
-        keep_all: Whether the results of all steps are wanted, stacked; else the last ones.
+    `signature` and `arrays` are those of `(common, *elements)`. With `keep_all` the results
+    of all steps are stacked; else only the last ones come out.
 
     Raises:
         UnlikeSteps: If the elements differ in structure, shape or what is static.
@@ -93,14 +89,12 @@ def _of_one_step(
     signature: Signature, arrays: Sequence[Any]
 ) -> tuple[Signature, int, int]:
     """The signature of `fn(common, element)`, how many arrays are common, and the steps."""
-    args_tree, kwargs_tree = signature.tree.children()
-    common_tree, *trees = args_tree.children()
-    first = common_tree.num_leaves
-    size = trees[0].num_leaves
-    kinds = signature.kinds[: first + size]
+    common, *trees, by_name = signature.argument_trees()
+    first = common.num_leaves
+    kinds = signature.kinds[: first + trees[0].num_leaves]
     tuple_of = jax.tree_util.treedef_tuple
-    one = Signature(tuple_of((tuple_of((common_tree, trees[0])), kwargs_tree)), kinds)
-    num_common = len(Signature(common_tree, kinds[:first]).layouts())
+    one = Signature(tuple_of((tuple_of((common, trees[0])), by_name)), kinds)
+    num_common = len(Signature(common, kinds[:first]).layouts())
     width = len(one.layouts()) - num_common
     rest = [abstract(a) for a in arrays[num_common:]]
     alike = (

@@ -29,7 +29,6 @@ from mirrax._src.base.values import (
     PyTree,
     abstract,
     is_array,
-    is_distributed,
     is_leaf,
     is_number,
     join,
@@ -55,21 +54,18 @@ def run_uneven(
     mesh = strategy.replica_mesh
     leaves, tree = jax.tree.flatten((args, kwargs), is_leaf=is_leaf)
 
-    def cut_for(replica_id: int, avals: tuple[jax.ShapeDtypeStruct, ...]) -> Cut:
-        """The function for one replica's shapes; traced if it has not been yet."""
+    def cut_for(who: str, avals: tuple[jax.ShapeDtypeStruct, ...]) -> Cut:
+        """The function for a replica's shapes; traced if it has not been yet."""
         key = (strategy, signature, avals)
         known = function.cuts.setdefault(key, [])
         for cut in known:
             if layouts_match(cut.trace):
                 return cut
-        options = {"mode": Mode.UNEVEN, "may_forward": False}
-        trace = functools.partial(
-            trace_replica,
-            *(strategy, fn, signature, avals),
-            **options,
-            who=mesh.describe(replica_id),
+        options = {"mode": Mode.UNEVEN, "may_forward": False, "who": who}
+        traced = until_no_new_variables(
+            lambda: trace_replica(strategy, fn, signature, avals, **options), fn
         )
-        known.append(cut_trace(until_no_new_variables(trace, fn)))
+        known.append(cut_trace(traced))
         function.note_trace(key)
         return known[-1]
 
@@ -82,7 +78,8 @@ def run_uneven(
         ]
         # Also for the shapes of other workers' replicas: all have to decide alike.
         avals = _avals_of_all(arrays, inputs, mesh)
-        return _execute(strategy, list(map(cut_for, range(mesh.size), avals)), inputs)
+        cuts = list(map(cut_for, map(mesh.describe, range(mesh.size)), avals))
+        return _execute(strategy, cuts, inputs)
     except RunEagerly as reason:
         try:
             return run_eagerly(strategy, fn, args, kwargs)
@@ -135,11 +132,11 @@ def _execute(
     _check_alike(every_cut, mesh)
     cuts = [every_cut[i] for i in mesh.local_ids]
     envs = [_bind_inputs(*own, mesh) for own in zip(range(len(cuts)), cuts, inputs)]
-    for stages in zip(*(cut.stages for cut in cuts)):
+    for k, stages in enumerate(zip(*(cut.stages for cut in cuts))):
         ins = [
             [env[v] for v in stage.program.invars] for stage, env in zip(stages, envs)
         ]
-        if stages[0].is_exchange:
+        if k % 2:
             outs = _exchange(stages[0], ins, mesh)
         else:
             outs = list(map(Stage.compute, stages, ins, mesh.local_devices))
@@ -212,5 +209,5 @@ def _kind(leaf: Any) -> Kind:
         if not all(is_array(part) or is_number(part) for part in leaf.values):
             raise RunEagerly("a per-replica argument that holds no arrays")
         return Layout.SPLIT
-    is_one = is_distributed(leaf) or is_number(leaf) or is_array(leaf)
+    is_one = isinstance(leaf, Mirrored) or is_number(leaf) or is_array(leaf)
     return Layout.PLAIN if is_one else Static(leaf)
