@@ -107,14 +107,9 @@ def _lifted(fn: Any) -> Fn:
 
     def call(closed_over: tuple[Any, ...], *args: Any, **kwargs: Any) -> PyTree:
         arrays = iter(closed_over)
-        cells = [
-            types.CellType(_with_arrays(cell.cell_contents, arrays))
-            if _is_full(cell)
-            else cell
-            for cell in fn.__closure__ or ()
-        ]
+        cells = tuple(_refilled(cell, arrays) for cell in fn.__closure__ or ())
         rebuilt = types.FunctionType(
-            fn.__code__, fn.__globals__, fn.__name__, fn.__defaults__, tuple(cells)
+            fn.__code__, fn.__globals__, fn.__name__, fn.__defaults__, cells
         )
         rebuilt.__kwdefaults__ = fn.__kwdefaults__
         return rebuilt(*args, **kwargs)
@@ -123,11 +118,14 @@ def _lifted(fn: Any) -> Fn:
     return call
 
 
-def _with_arrays(value: Any, arrays: Iterator[Any]) -> Any:
-    leaves, tree = jax.tree.flatten(value, is_leaf=is_leaf)
-    if not any(map(_is_lifted, leaves)):
-        return value  # the very object, which the function may change
-    return tree.unflatten(next(arrays) if _is_lifted(x) else x for x in leaves)
+def _refilled(cell: types.CellType, arrays: Iterator[Any]) -> types.CellType:
+    if not _is_full(cell):
+        return cell
+    leaves, tree = jax.tree.flatten(cell.cell_contents, is_leaf=is_leaf)
+    if not any(map(_is_lifted, leaves)):  # the very object, which `fn` may change
+        return types.CellType(cell.cell_contents)
+    new = [next(arrays) if _is_lifted(leaf) else leaf for leaf in leaves]
+    return types.CellType(tree.unflatten(new))
 
 
 def _is_lifted(value: Any) -> bool:

@@ -113,11 +113,7 @@ class Cut:
 
 
 def cut_trace(trace: Trace) -> Cut:
-    """`trace`, cut at its collectives.
-
-    Raises:
-        RunEagerly: If replicas communicate inside a loop or a branch.
-    """
+    """`trace`, cut at its collectives; raises what `eval_inlined` does."""
 
     def flat(replica_id: jax.Array, *inputs: Any) -> tuple[list[Any], Any]:
         closed = trace.closed
@@ -152,18 +148,6 @@ def _stages(jaxpr: Jaxpr) -> list[Stage]:
         used.update(inputs)
         stages.append(Stage(sub_program(jaxpr, eqns, inputs, outputs)))
     return stages[::-1]
-
-
-def equal_outputs(cuts: Sequence[Cut]) -> list[bool]:
-    """For each output of the cuts whether all replicas compute the same.
-
-    A value that depends on a shape looks like a constant in each replica's program, so all
-    of them have to compute it in the same way.
-    """
-    trace = cuts[0].trace
-    layouts = [*trace.out_layouts, *trace.writes.values()]
-    ways = zip(*(cut.ways for cut in cuts))
-    return [not k.is_split and len(set(way)) == 1 for k, way in zip(layouts, ways)]
 
 
 def _number_of(const: Any) -> int:

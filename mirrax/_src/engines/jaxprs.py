@@ -45,12 +45,6 @@ def is_collective(eqn: Any) -> bool:
     return (name in _COMBINING or name in _SEPARATING) and AXIS_NAME in _axes(eqn)
 
 
-def is_combining(eqn: Any) -> bool:
-    """Whether `eqn` is a collective of all replicas whose result they share."""
-    is_whole = eqn.params.get("axis_index_groups") is None
-    return is_collective(eqn) and eqn.primitive.name in _COMBINING and is_whole
-
-
 def is_marked_equal(eqn: Any) -> bool:
     """Whether `eqn` says that its result is the same on all replicas."""
     return eqn.params.get("name") == MARK
@@ -121,15 +115,15 @@ def _invariant_results(eqn: Any, ins: list[bool]) -> list[bool]:
     name = eqn.primitive.name
     count = len(eqn.outvars)
     if is_collective(eqn):
-        return [is_combining(eqn)] * count
+        is_whole = eqn.params.get("axis_index_groups") is None
+        return [name in _COMBINING and is_whole] * count
     if name == "optimization_barrier":
         return ins
     if is_marked_equal(eqn):
         return [True] * count
     if name == "cond" and ins[0]:
-        branches = [
-            invariant_outputs(_open(b), ins[1:]) for b in eqn.params["branches"]
-        ]
+        programs = map(_open, eqn.params["branches"])
+        branches = [invariant_outputs(program, ins[1:]) for program in programs]
         return [all(same) for same in zip(*branches)]
     if name == "scan":
         return _invariant_scan(eqn, ins)
@@ -175,8 +169,7 @@ def _invariant_turns(
 
 def _separates(eqn: Any) -> bool:
     """Whether `eqn` itself may give each replica something of its own."""
-    is_other = bool(eqn.effects) or "callback" in eqn.primitive.name
-    return is_other or (is_collective(eqn) and not is_combining(eqn))
+    return bool(eqn.effects) or is_collective(eqn) or "callback" in eqn.primitive.name
 
 
 # Inputs and outputs -------------------------------------------------------------------------
@@ -202,14 +195,10 @@ def handed_on(
     inputs = dict(zip(jaxpr.invars, reads))
     outs = [None if isinstance(v, Literal) else v for v in jaxpr.outvars]
     returned = {inputs[var] for var in outs[:num_results] if var in inputs}
-    given = {None, *jaxpr.invars, *jaxpr.constvars}
-    times = Counter(outs)
-    assigned = {
-        key
-        for key, var in zip(writes, outs[num_results:])
-        if var in given or times[var] > 1
-    }
-    return frozenset(returned | assigned)
+    shared = {None, *jaxpr.invars, *jaxpr.constvars}
+    shared.update(var for var, times in Counter(outs).items() if times > 1)
+    written = zip(writes, outs[num_results:])
+    return frozenset(returned).union(key for key, var in written if var in shared)
 
 
 def eval_inlined(
@@ -229,8 +218,7 @@ def eval_inlined(
         if eqn.primitive.name == "axis_index" and is_collective(eqn):
             outs = [replica_id]
         elif is_collective(eqn):
-            # Each operand gets a variable of its own, also a literal, which replicas may
-            # have another of.
+            # Every operand becomes a variable, also a literal: other replicas may have another.
             values = lax.optimization_barrier([read(atom) for atom in eqn.invars])
             result = eqn.primitive.bind(*values, **eqn.params)
             outs = result if eqn.primitive.multiple_results else [result]

@@ -97,12 +97,11 @@ def _of_one_step(
     num_common = len(Signature(common, kinds[:first]).layouts())
     width = len(one.layouts()) - num_common
     rest = [abstract(a) for a in arrays[num_common:]]
-    alike = (
-        all(tree == trees[0] for tree in trees)
-        and signature.kinds[first:] == kinds[first:] * len(trees)
-        and rest == rest[:width] * len(trees)
-    )
-    if not alike:
+    if (
+        any(tree != trees[0] for tree in trees)
+        or signature.kinds[first:] != kinds[first:] * len(trees)
+        or rest != rest[:width] * len(trees)
+    ):
         raise UnlikeSteps
     return one, num_common, len(trees)
 
@@ -155,9 +154,8 @@ def _within_replicas(array: jax.Array, out: Out) -> jax.Array:
     steps, *whole = array.shape
     own = mesh.part_shape(out.layout, tuple(whole))
     apart = array.reshape(steps, mesh.size, *own).swapaxes(0, 1)
-    return lax.with_sharding_constraint(
-        apart.reshape(mesh.size * steps, *own), mesh.split
-    )
+    joined = apart.reshape(mesh.size * steps, *own)
+    return lax.with_sharding_constraint(joined, mesh.split)
 
 
 def _stacked_out(out: Out, steps: int) -> Out:
@@ -174,6 +172,5 @@ def _spread(array: jax.Array, variable: Variable, layout: Layout) -> jax.Array:
     if not layout.is_split:
         return array
     mesh = variable.strategy.replica_mesh
-    is_scalar = layout is Layout.STACKED
-    copies = (mesh.size,) if is_scalar else (mesh.size, *[1] * (array.ndim - 1))
+    copies = (mesh.size, *[1] * (array.ndim - 1))
     return lax.with_sharding_constraint(jnp.tile(array, copies), mesh.split)

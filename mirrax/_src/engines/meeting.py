@@ -101,12 +101,7 @@ class Meeting:
         self._replicas: list[_Replica] = []
 
     def run(self, bodies: Sequence[Callable[[], Any]]) -> list[Any]:
-        """The bodies' results, in order.
-
-        Raises:
-            Exception: The first failing body's own, with a note that names the replica.
-            RuntimeError: If some replicas end while others wait for them.
-        """
+        """The bodies' results, in order; raises what a body does, with a note whose it is."""
         rejoin = threading.Semaphore(0)
         self._replicas = [
             _Replica(body, f"mirrax {self._describe(i)}", rejoin)

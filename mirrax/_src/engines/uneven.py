@@ -2,7 +2,7 @@
 
 Such a step cannot be one program for all replicas. The function is traced once for each
 shape and cut where replicas communicate (cutting.py); each device runs its own compiled
-segments, and between them small programs over all devices do the communication.
+stages, and between them small programs over all devices do the communication.
 """
 
 from __future__ import annotations
@@ -38,13 +38,11 @@ from mirrax._src.base.values import (
 )
 from mirrax._src.collectives.launch import launch
 from mirrax._src.engines.arguments import Kind, Signature, Static
-from mirrax._src.engines.cutting import Cut, Stage, cut_trace, equal_outputs
+from mirrax._src.engines.cutting import Cut, Stage, cut_trace
 from mirrax._src.engines.eager import merge_parts, run_eagerly
 from mirrax._src.engines.program import layouts_match, lies_on, one_copy_of
 from mirrax._src.engines.trace import trace_replica, until_no_new_variables
 from mirrax._src.state.variable import handed_out
-
-Env = dict[Any, Any]
 
 
 def run_uneven(
@@ -160,7 +158,7 @@ def _execute(
 
 def _bind_inputs(
     local_index: int, cut: Cut, own: Sequence[Any], mesh: ReplicaMesh
-) -> Env:
+) -> dict[Any, Any]:
     replica_id = np.int32(mesh.local_ids[local_index])
     copies = [
         part_of(v.stored if lies_on(v, mesh) else one_copy_of(v), mesh, local_index)
@@ -183,15 +181,20 @@ def _exchange(
 
 
 def _join_outputs(
-    every_cut: Sequence[Cut], envs: Sequence[Env], mesh: ReplicaMesh
+    every_cut: Sequence[Cut], envs: Sequence[dict[Any, Any]], mesh: ReplicaMesh
 ) -> list[Mirrored | PerReplica]:
     """The outputs of all replicas' programs, one by one."""
     values: list[Mirrored | PerReplica] = []
-    same = equal_outputs(every_cut)
-    for atoms, is_same in zip(zip(*(cut.jaxpr.outvars for cut in every_cut)), same):
+    trace = every_cut[0].trace
+    layouts = [*trace.out_layouts, *trace.writes.values()]
+    outvars = zip(*(cut.jaxpr.outvars for cut in every_cut))
+    every_way = zip(*(cut.ways for cut in every_cut))
+    for layout, atoms, ways in zip(layouts, outvars, every_way):
         own = [_value(atoms[i], env) for i, env in zip(mesh.local_ids, envs)]
         parts = list(map(to_device, own, mesh.local_devices))
-        if is_same:
+        # What depends on a shape looks like a constant in each replica's program, so all
+        # of them have to compute it in the same way.
+        if not layout.is_split and len(set(ways)) == 1:
             values.append(Mirrored.of(mesh.join(parts, mirrored=True), mesh))
         else:
             avals: list[Any] = [atom.aval for atom in atoms]
@@ -200,7 +203,7 @@ def _join_outputs(
     return values
 
 
-def _value(atom: Any, env: Env) -> Any:
+def _value(atom: Any, env: dict[Any, Any]) -> Any:
     return atom.val if isinstance(atom, Literal) else env[atom]
 
 
