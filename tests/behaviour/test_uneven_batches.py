@@ -280,6 +280,23 @@ def test_a_merge_fn_may_see_the_unequal_parts(engine):
     assert parts(strategy, run(strategy, replica_fn, x, engine=engine)) == [2.5, 3.5]
 
 
+@both_engines
+def test_a_result_may_be_an_array_on_one_replica_and_a_number_on_another(engine):
+    strategy = mirrored(2)
+    with strategy.scope():
+        total = mx.Variable(0.0, aggregation=mx.VariableAggregation.SUM)
+
+    def replica_fn(x):
+        total.assign_add(jnp.sum(x))
+        return jnp.sum(x) if x.shape[0] > 1 else 7.0, x.shape[0] > 1
+
+    x = per_replica(strategy, [1.0, 2.0, 3.0], [4.0])
+    value, is_long = run(strategy, replica_fn, x, engine=engine)
+    assert parts(strategy, value) == [6.0, 7.0]
+    assert parts(strategy, is_long) == [True, False]
+    assert float(total) == 10.0
+
+
 # Unequal dtypes ------------------------------------------------------------------------
 
 

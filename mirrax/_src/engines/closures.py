@@ -1,6 +1,6 @@
 """Two function objects that compute the same: closures that are made anew every step.
 
-`lift` sorts what a function closes over into arrays, which become arguments of its compiled
+What a function closes over is sorted into arrays, which become arguments of its compiled
 form, and everything else, which is part of the key that finds it again.
 """
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 import types
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -26,21 +25,6 @@ _WARN_AFTER_FORMS = 10
 _PLAIN = (int, complex, bool, str, bytes, type(None), types.EllipsisType, slice)
 
 
-@dataclass(frozen=True)
-class Lifted:
-    """A function without the arrays it closes over.
-
-    Attributes:
-        key: Equal for functions that compute the same from the same arrays.
-        arrays: What the function closes over, in order.
-        call: The function, with those arrays as its first argument.
-    """
-
-    key: Any
-    arrays: tuple[Any, ...]
-    call: Fn
-
-
 class FunctionCache(Generic[_Function]):
     """The compiled forms of functions that host code passes on, again and again.
 
@@ -55,12 +39,11 @@ class FunctionCache(Generic[_Function]):
 
     def compiled(self, fn: Fn) -> tuple[_Function, tuple[Any, ...]]:
         """The compiled form of `fn`, and the arrays to give it before the arguments."""
-        lifted = lift(fn)
-        key = fn if lifted is None else lifted.key
+        key, arrays = _sort_closure(fn)
         if key not in self._functions:
             self._note_form(fn)
-            self._functions[key] = self._make(fn if lifted is None else lifted.call)
-        return self._functions[key], () if lifted is None else (lifted.arrays,)
+            self._functions[key] = self._make(fn if arrays is None else _lifted(fn))
+        return self._functions[key], () if arrays is None else (arrays,)
 
     def _note_form(self, fn: Fn) -> None:
         """Counts the compiled forms of one piece of code; when there are many, warns."""
@@ -75,57 +58,74 @@ class FunctionCache(Generic[_Function]):
             )
 
 
-def lift(fn: Fn) -> Lifted | None:
-    """`fn` without its arrays; None if it is no function of Python's."""
-    if not isinstance(fn, types.FunctionType):
-        return None
+def _sort_closure(fn: Fn) -> tuple[Any, tuple[Any, ...] | None]:
+    """A key, equal for functions that compute the same from the same arrays; the arrays."""
     arrays: list[Any] = []
     try:
-        key = _Describer().function(fn, arrays)
+        if isinstance(fn, types.FunctionType):
+            return _describe_function(fn, arrays, {}), tuple(arrays)
     except (TypeError, ValueError):  # a dict that cannot be sorted
-        return None
-
-    def call(closed_over: tuple[Any, ...], *args: Any, **kwargs: Any) -> PyTree:
-        return _with_cells(fn, iter(closed_over))(*args, **kwargs)
-
-    call.__name__ = fn.__name__
-    return Lifted(key, tuple(arrays), call)
+        pass
+    return fn, None
 
 
-class _Describer:
-    """Makes a key of what a compiled function may take for granted."""
+def _describe_function(
+    fn: types.FunctionType, arrays: list[Any] | None, seen: dict[int, int]
+) -> Any:
+    """A key for `fn`; arrays and floats that it closes over are put into `arrays`, if any."""
+    cells = [
+        _describe(cell.cell_contents, arrays, seen) if _is_full(cell) else "empty"
+        for cell in fn.__closure__ or ()
+    ]
+    defaults = _describe((fn.__defaults__, fn.__kwdefaults__), None, seen)
+    return (fn.__code__, tuple(cells), defaults)
 
-    def __init__(self) -> None:
-        self._seen: dict[int, int] = {}
 
-    def function(self, fn: types.FunctionType, arrays: list[Any] | None) -> Any:
-        """A key for `fn`; arrays it closes over are put into `arrays`."""
-        cells = [
-            self._value(cell.cell_contents, arrays) if _is_full(cell) else "empty"
-            for cell in fn.__closure__ or ()
-        ]
-        defaults = self._value((fn.__defaults__, fn.__kwdefaults__), None)
-        return (fn.__code__, tuple(cells), defaults)
-
-    def _value(self, value: Any, arrays: list[Any] | None) -> Any:
-        """A key for `value`; arrays and floats are put into `arrays`, if there is one."""
-        if _is_lifted(value):
+def _describe(value: Any, arrays: list[Any] | None, seen: dict[int, int]) -> Any:
+    def describe(leaf: Any) -> Any:
+        if _is_lifted(leaf):
             if arrays is not None:
-                arrays.append(value)
+                arrays.append(leaf)
                 return "array"
             # By its text, which tells 0.0 and -0.0 apart.
-            return repr(value) if isinstance(value, float) else Static(value)
-        if isinstance(value, _PLAIN):
-            return (type(value), repr(value) if isinstance(value, slice) else value)
-        if id(value) in self._seen:
-            return ("again", self._seen[id(value)])
-        if isinstance(value, types.FunctionType):
-            self._seen[id(value)] = len(self._seen)
-            return self.function(value, None)
-        leaves, tree = jax.tree.flatten(value, is_leaf=is_leaf)
-        if len(leaves) == 1 and leaves[0] is value:
-            return Static(value)
-        return (tree, tuple(self._value(leaf, arrays) for leaf in leaves))
+            return repr(leaf) if isinstance(leaf, float) else Static(leaf)
+        if isinstance(leaf, _PLAIN):
+            return (type(leaf), repr(leaf) if isinstance(leaf, slice) else leaf)
+        if not isinstance(leaf, types.FunctionType):
+            return Static(leaf)
+        if id(leaf) in seen:
+            return ("again", seen[id(leaf)])
+        seen[id(leaf)] = len(seen)
+        return _describe_function(leaf, None, seen)
+
+    leaves, tree = jax.tree.flatten(value, is_leaf=is_leaf)
+    return (tree, tuple(map(describe, leaves)))
+
+
+def _lifted(fn: Any) -> Fn:
+    """`fn`, which takes the arrays that it closes over as its first argument."""
+
+    def call(closed_over: tuple[Any, ...], *args: Any, **kwargs: Any) -> PyTree:
+        arrays = iter(closed_over)
+        cells = tuple(_refilled(cell, arrays) for cell in fn.__closure__ or ())
+        rebuilt = types.FunctionType(
+            fn.__code__, fn.__globals__, fn.__name__, fn.__defaults__, cells
+        )
+        rebuilt.__kwdefaults__ = fn.__kwdefaults__
+        return rebuilt(*args, **kwargs)
+
+    call.__name__ = fn.__name__
+    return call
+
+
+def _refilled(cell: types.CellType, arrays: Iterator[Any]) -> types.CellType:
+    if not _is_full(cell):
+        return cell
+    leaves, tree = jax.tree.flatten(cell.cell_contents, is_leaf=is_leaf)
+    if not any(map(_is_lifted, leaves)):  # the very object, which `fn` may change
+        return types.CellType(cell.cell_contents)
+    new = [next(arrays) if _is_lifted(leaf) else leaf for leaf in leaves]
+    return types.CellType(tree.unflatten(new))
 
 
 def _is_lifted(value: Any) -> bool:
@@ -136,28 +136,3 @@ def _is_lifted(value: Any) -> bool:
 
 def _is_full(cell: types.CellType) -> bool:
     return cell != types.CellType()  # cells compare by contents, and so do empty ones
-
-
-def _with_cells(fn: types.FunctionType, arrays: Iterator[Any]) -> Fn:
-    cells = [
-        types.CellType(_with_arrays(cell.cell_contents, arrays))
-        if _is_full(cell)
-        else cell
-        for cell in fn.__closure__ or ()
-    ]
-    rebuilt = types.FunctionType(
-        fn.__code__, fn.__globals__, fn.__name__, fn.__defaults__, tuple(cells)
-    )
-    rebuilt.__kwdefaults__ = fn.__kwdefaults__
-    return rebuilt
-
-
-def _with_arrays(value: Any, arrays: Iterator[Any]) -> Any:
-    if _is_lifted(value):
-        return next(arrays)
-    if isinstance(value, (*_PLAIN, types.FunctionType)):
-        return value
-    leaves, tree = jax.tree.flatten(value, is_leaf=is_leaf)
-    if not any(map(_is_lifted, leaves)):
-        return value
-    return jax.tree.unflatten(tree, [_with_arrays(leaf, arrays) for leaf in leaves])

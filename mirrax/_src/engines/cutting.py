@@ -1,8 +1,7 @@
 """Cuts a replica's program where replicas communicate.
 
-What comes out is a list of segments, which a replica computes alone, and between them
-exchanges, which all replicas do together. A training step is two segments (gradients;
-update) and one exchange.
+What comes out are stages, by turns one that a replica computes alone and an exchange, which
+all replicas do together. A training step is gradients, exchange, update.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mirrax._src.base.jax_compat import (
+    Device,
     Jaxpr,
     Literal,
     eval_jaxpr,
@@ -28,30 +28,40 @@ from mirrax._src.base.jax_compat import (
 from mirrax._src.base.mesh import AXIS_NAME
 from mirrax._src.engines.jaxprs import (
     eval_inlined,
-    invariant_outputs,
     is_collective,
     is_marked_equal,
-    live_equations,
     variables_of,
 )
 from mirrax._src.engines.traced import Trace
 
-Equations = tuple[Any, ...]
 _LARGE_BYTES = 64 * 1024
 
 
-@dataclass(frozen=True)
-class Segment:
-    """What a replica computes between two exchanges."""
+@dataclass(frozen=True, eq=False)
+class Stage:
+    """Some equations of a replica's program, as a program of their own."""
 
-    inputs: tuple[Any, ...]
-    outputs: tuple[Any, ...]
-    compiled: Callable[..., list[Any]]
+    program: Any
+    __name__ = "an uneven step"  # for messages
+
+    @functools.cached_property
+    def _compiled(self) -> Callable[..., list[Any]]:
+        return jax.jit(functools.partial(eval_jaxpr, self.program, ()))
+
+    def compute(self, arrays: Sequence[Any], device: Device) -> list[Any]:
+        """The outputs of a stage that a replica computes alone."""
+        with jax.default_device(device):
+            return self._compiled(*arrays)
+
+    def __call__(self, arrays: list[Any]) -> list[Any]:
+        """An exchange as one replica does it; a scalar gets an axis to be split on."""
+        outs = eval_jaxpr(self.program, (), *arrays)
+        return [x if x.ndim else x[None] for x in outs]
 
 
 @dataclass(frozen=True)
 class Cut:
-    """A replica function for one shape, cut: segment k is followed by `exchanges[k]`.
+    """A replica function for one shape, cut.
 
     The jaxpr takes the replica's id, the variables it reads and its arguments.
     """
@@ -59,8 +69,18 @@ class Cut:
     trace: Trace
     jaxpr: Jaxpr
     consts: Sequence[Any]
-    segments: Sequence[Segment]
-    exchanges: Sequence[Equations]
+    stages: Sequence[Stage]
+
+    @functools.cached_property
+    def exchanges(self) -> list[Any]:
+        """What the replica does in each exchange."""
+        return [
+            [
+                (e.primitive, str(e.params), [str(a.aval) for a in e.invars])
+                for e in eqns
+            ]
+            for eqns in (stage.program.eqns for stage in self.stages[1::2])
+        ]
 
     @functools.cached_property
     def ways(self) -> list[int]:
@@ -69,7 +89,7 @@ class Cut:
         Replicas with other shapes have other programs, in which equations may be missing;
         where the numbers agree, they compute the same.
         """
-        eqns = itertools.chain(*self.exchanges)
+        eqns = (eqn for stage in self.stages[1::2] for eqn in stage.program.eqns)
         exchanged = {id(eqn): ("exchange", i) for i, eqn in enumerate(eqns)}
         known = {var: hash(("input", i)) for i, var in enumerate(self.jaxpr.invars)}
         known.update(zip(self.jaxpr.constvars, map(_number_of, self.consts)))
@@ -93,67 +113,41 @@ class Cut:
 
 
 def cut_trace(trace: Trace) -> Cut:
-    """`trace`, cut at its collectives.
-
-    Raises:
-        RunEagerly: If replicas communicate inside a loop or a branch.
-    """
+    """`trace`, cut at its collectives; raises what `eval_inlined` does."""
 
     def flat(replica_id: jax.Array, *inputs: Any) -> tuple[list[Any], Any]:
         closed = trace.closed
         return eval_inlined(closed.jaxpr, closed.consts, inputs, replica_id), ()
 
     assert trace.mesh is not None
-    avals: list[Any] = [var.aval for var in trace.closed.jaxpr.invars]
-    inputs = [
-        jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type) for a in avals
-    ]
     axis = (AXIS_NAME, trace.mesh.size)
-    closed, _ = make_jaxpr(flat, axis, (np.int32(0), *inputs))
-    segments, exchanges = _sort_equations(closed.jaxpr)
-    return Cut(trace, closed.jaxpr, closed.consts, segments, exchanges)
+    closed, _ = make_jaxpr(flat, axis, (np.int32(0), *trace.closed.in_avals))
+    return Cut(trace, closed.jaxpr, closed.consts, _stages(closed.jaxpr))
 
 
-def _sort_equations(jaxpr: Jaxpr) -> tuple[list[Segment], list[Equations]]:
-    """The equations by how many exchanges they have to wait for."""
-    level: dict[Any, int] = {}
-    computing: dict[int, list[Any]] = defaultdict(list)
-    exchanging: dict[int, list[Any]] = defaultdict(list)
-    for eqn in live_equations(jaxpr):
-        at = max((level.get(var, 0) for var in variables_of(eqn.invars)), default=0)
-        together = is_collective(eqn)
-        (exchanging if together else computing)[at].append(eqn)
-        level.update((var, at + together) for var in eqn.outvars)
-    last = max([0, *computing, *(k + 1 for k in exchanging)])
-    needed = set(variables_of(jaxpr.outvars))
-    segments: list[Segment] = []
-    for k in range(last, -1, -1):
-        for eqn in exchanging[k]:
-            needed.update(variables_of(eqn.invars))
-        eqns = computing[k]
-        made = {var for eqn in eqns for var in eqn.outvars}
-        used = dict.fromkeys(var for eqn in eqns for var in variables_of(eqn.invars))
-        inputs = tuple(var for var in used if var not in made)
-        outputs = tuple(var for var in made if var in needed)
-        program = sub_program(jaxpr, eqns, inputs, outputs)
-        compiled = jax.jit(functools.partial(eval_jaxpr, program, ()))
-        segments.append(Segment(inputs, outputs, compiled))
-        needed.update(inputs)
-    return segments[::-1], [tuple(exchanging[k]) for k in range(last)]
-
-
-def equal_outputs(cuts: Sequence[Cut]) -> list[bool]:
-    """For each output of the cuts whether all replicas compute the same.
-
-    A value that depends on a shape looks like a constant in each replica's program, so all
-    of them have to compute it in the same way.
-    """
-    trace = cuts[0].trace
-    layouts = [*trace.reads.values(), *trace.signature.layouts()]
-    inputs = [False, *(not layout.is_split for layout in layouts)]
-    same = invariant_outputs(cuts[0].jaxpr, inputs)
-    ways = zip(*(cut.ways for cut in cuts))
-    return [flag and len(set(numbers)) == 1 for flag, numbers in zip(same, ways)]
+def _stages(jaxpr: Jaxpr) -> list[Stage]:
+    """The equations that an output or an effect needs, each as late as it can be."""
+    # Counted from the end, where even stages compute and odd ones exchange.
+    needed = dict.fromkeys(variables_of(jaxpr.outvars), 0)
+    eqns_at: dict[int, list[Any]] = defaultdict(list)
+    for eqn in reversed(jaxpr.eqns):
+        uses = [needed[var] for var in eqn.outvars if var in needed]
+        if uses or eqn.effects:
+            at, together = max(uses, default=0), is_collective(eqn)
+            eqns_at[at + together].append(eqn)
+            for var in variables_of(eqn.invars):
+                needed[var] = max(needed.get(var, 0), at + 2 * together)
+    stages = []
+    used = set(variables_of(jaxpr.outvars))
+    for i in range(max(eqns_at, default=0) + 1):
+        eqns, is_exchange = eqns_at[i][::-1], i % 2
+        made = dict.fromkeys(var for eqn in eqns for var in eqn.outvars)
+        read = dict.fromkeys(var for eqn in eqns for var in variables_of(eqn.invars))
+        inputs = [var for var in read if var not in made]
+        outputs = [var for var in made if is_exchange or var in used]
+        used.update(inputs)
+        stages.append(Stage(sub_program(jaxpr, eqns, inputs, outputs)))
+    return stages[::-1]
 
 
 def _number_of(const: Any) -> int:

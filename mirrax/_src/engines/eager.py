@@ -31,6 +31,7 @@ from mirrax._src.base.values import (
 )
 from mirrax._src.engines.meeting import Meeting
 from mirrax._src.engines.replica_context import EagerReplicaContext, ReplicaContext
+from mirrax._src.engines.trace import raised_in
 
 
 def run_eagerly(strategy: StrategyLike, fn: Fn, args: Args, kwargs: Kwargs) -> PyTree:
@@ -40,31 +41,27 @@ def run_eagerly(strategy: StrategyLike, fn: Fn, args: Args, kwargs: Kwargs) -> P
 
     if mesh.size == 1:
         alone = replace(caller, replica=ReplicaContext(strategy))
-        try:
+        with raised_in(strategy.describe_replica(0)):
             return _call(fn, args, kwargs, alone, mesh, 0)
-        except Exception as error:
-            error.add_note(f"Raised in {strategy.describe_replica(0)}.")
-            raise
 
     meeting = Meeting(strategy.describe_replica)
     apply_settings = thread_settings()
     mirrored: dict[int, tuple[Any, Mirrored]] = {}
+    replicas = [
+        EagerReplicaContext(strategy, i, meeting, caller, mirrored)
+        for i in range(len(mesh.local_ids))
+    ]
 
-    def body(local_index: int) -> PyTree:
+    def body(replica: EagerReplicaContext) -> PyTree:
         apply_settings()
-        replica = EagerReplicaContext(strategy, local_index, meeting, caller, mirrored)
         here = replace(caller, replica=replica)
-        return _call(fn, args, kwargs, here, mesh, local_index)
+        return _call(fn, args, kwargs, here, mesh, replica.local_index)
 
-    results = meeting.run([partial(body, i) for i in range(len(mesh.local_ids))])
+    results = meeting.run([partial(body, replica) for replica in replicas])
 
     def merge(parts: Sequence[Any]) -> Any:
-        origins = {id(mirrored[id(part)][1]) for part in parts if id(part) in mirrored}
-        if len(origins) == 1 and all(id(part) in mirrored for part in parts):
-            return mirrored[id(parts[0])][1]
-        if all(map(is_numeric, parts)):
-            parts = list(map(to_device, parts, mesh.local_devices))
-        return PerReplica(parts, mesh=mesh)
+        known = replicas[0].rejoined(PerReplica(parts))
+        return known if isinstance(known, Mirrored) else merge_parts(parts, mesh)
 
     given = {id(leaf) for leaf in jax.tree.leaves((args, kwargs), is_leaf=is_leaf)}
 
@@ -73,6 +70,13 @@ def run_eagerly(strategy: StrategyLike, fn: Fn, args: Args, kwargs: Kwargs) -> P
         return not (mesh.spans_workers and is_array(leaf)) or id(leaf) in given
 
     return regroup(results, strategy.describe_replica, merge, may_stay_one)
+
+
+def merge_parts(parts: Sequence[Any], mesh: ReplicaMesh) -> PerReplica:
+    """What replicas have returned, as arrays on their devices if it can be."""
+    if all(map(is_numeric, parts)):
+        parts = list(map(to_device, parts, mesh.local_devices))
+    return PerReplica(parts, mesh=mesh)
 
 
 def update_eagerly(

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from mirrax._src.base import context
 from mirrax._src.base.protocols import Mode
-from mirrax._src.base.values import Args, Fn, Kwargs, PyTree, is_leaf
+from mirrax._src.base.values import Fn, PyTree, is_leaf
 from mirrax._src.state.frame import Frame
 from mirrax._src.state.variable import Variable
 
@@ -50,7 +50,23 @@ def value_and_grad(
 
     @functools.wraps(fn)
     def wrapped(*args: Any, **kwargs: Any) -> tuple[Any, PyTree]:
-        return _differentiate(fn, leaves, tree, has_aux, args, kwargs)
+        outer: Any = context.current().frame
+        mode = Mode.EAGER if outer is None else outer.mode
+        written: list[Variable] = []
+
+        def pure(values: list[jax.Array]) -> tuple[jax.Array, Any]:
+            frame = Frame(dict(zip(leaves, values)), mode, outer)
+            with frame, context.changed(frame=frame):
+                result = fn(*args, **kwargs)
+            value, aux = _as_pair(result) if has_aux else (result, None)
+            written[:] = frame.writes
+            return jnp.asarray(value), (aux, list(frame.writes.values()))
+
+        values = [v.__jax_array__() for v in leaves]
+        (value, (aux, writes)), grads = jax.value_and_grad(pure, has_aux=True)(values)
+        for variable, new in zip(written, writes):
+            variable.store_agreed(new)
+        return ((value, aux) if has_aux else value), tree.unflatten(grads)
 
     return wrapped
 
@@ -72,39 +88,10 @@ def grad(fn: Fn, variables: PyTree, has_aux: bool = False) -> Callable[..., PyTr
     return wrapped
 
 
-def _differentiate(
-    fn: Fn,
-    variables: list[Variable],
-    tree: Any,
-    has_aux: bool,
-    args: Args,
-    kwargs: Kwargs,
-) -> tuple[Any, PyTree]:
-    outer: Any = context.current().frame
-    mode = Mode.EAGER if outer is None else outer.mode
-    written: list[Variable] = []
-
-    def pure(values: list[jax.Array]) -> tuple[jax.Array, Any]:
-        frame = Frame(dict(zip(variables, values)), mode, outer)
-        with frame, context.changed(frame=frame):
-            result = fn(*args, **kwargs)
-        value, aux = _split_result(result, has_aux)
-        written[:] = frame.writes
-        return value, (aux, list(frame.writes.values()))
-
-    values = [v.__jax_array__() for v in variables]
-    (value, (aux, writes)), gradients = jax.value_and_grad(pure, has_aux=True)(values)
-    for variable, new in zip(written, writes):
-        variable.store_agreed(new)
-    return ((value, aux) if has_aux else value), jax.tree.unflatten(tree, gradients)
-
-
-def _split_result(result: Any, has_aux: bool) -> tuple[jax.Array, Any]:
-    if not has_aux:
-        return jnp.asarray(result), None
+def _as_pair(result: Any) -> tuple[Any, Any]:
     if not isinstance(result, tuple) or len(result) != 2:
         raise TypeError(
             "With `has_aux=True` the function must return a pair (value, aux), got "
             f"{type(result).__name__}."
         )
-    return jnp.asarray(result[0]), result[1]
+    return result

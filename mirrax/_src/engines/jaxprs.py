@@ -25,28 +25,13 @@ from mirrax._src.base.mesh import AXIS_NAME
 from mirrax._src.collectives.programs import EQUALITY_MARK
 
 # Collectives whose result all replicas share, and those that give each its own.
-_COMBINING = {
-    "psum",
-    "pmax",
-    "pmin",
-    "all_gather",
-    "psum_invariant",
-    "all_gather_invariant",
-}
-_SEPARATING = {"axis_index", "ppermute", "all_to_all", "reduce_scatter", "psum_scatter"}
+_COMBINING = {"psum", "pmax", "pmin", "all_gather"}
+_COMBINING |= {"psum_invariant", "all_gather_invariant"}
+_SEPARATING = {"axis_index", "ppermute", "all_to_all", "reduce_scatter"}
 
 # Equations that only call a program, which can as well stand in their place.
-_CALLS = {
-    "jit",
-    "pjit",
-    "closed_call",
-    "core_call",
-    "remat2",
-    "checkpoint",
-    "custom_jvp_call",
-    "custom_vjp_call",
-    "custom_vjp_call_jaxpr",
-}
+_CALLS = {"jit", "closed_call", "remat2", "checkpoint"}
+_CALLS |= {"custom_jvp_call", "custom_vjp_call"}
 
 _Key = TypeVar("_Key")
 
@@ -60,32 +45,9 @@ def is_collective(eqn: Any) -> bool:
     return (name in _COMBINING or name in _SEPARATING) and AXIS_NAME in _axes(eqn)
 
 
-def is_combining(eqn: Any) -> bool:
-    """Whether `eqn` is a collective of all replicas whose result they share."""
-    is_whole = eqn.params.get("axis_index_groups") is None
-    return is_collective(eqn) and eqn.primitive.name in _COMBINING and is_whole
-
-
 def is_marked_equal(eqn: Any) -> bool:
     """Whether `eqn` says that its result is the same on all replicas."""
     return eqn.params.get("name") == EQUALITY_MARK
-
-
-def contains_collective(eqn: Any) -> bool:
-    """Whether `eqn` is a collective or has one inside."""
-    return is_collective(eqn) or any(
-        contains_collective(inner) for jaxpr in sub_jaxprs(eqn) for inner in jaxpr.eqns
-    )
-
-
-def sub_jaxprs(eqn: Any) -> Iterator[Jaxpr]:
-    """The programs inside an equation: bodies of loops, branches, calls."""
-    for param in eqn.params.values():
-        for item in param if isinstance(param, tuple | list) else (param,):
-            if isinstance(item, ClosedJaxpr):
-                yield item.jaxpr
-            elif isinstance(item, Jaxpr):
-                yield item
 
 
 def variables_of(atoms: Iterable[Any]) -> list[Any]:
@@ -93,24 +55,10 @@ def variables_of(atoms: Iterable[Any]) -> list[Any]:
     return [atom for atom in atoms if not isinstance(atom, Literal)]
 
 
-def live_equations(jaxpr: Jaxpr) -> list[Any]:
-    """The equations that an output or an effect needs, in order."""
-    needed = set(variables_of(jaxpr.outvars))
-    live = []
-    for eqn in reversed(jaxpr.eqns):
-        if eqn.effects or any(var in needed for var in eqn.outvars):
-            live.append(eqn)
-            needed |= set(variables_of(eqn.invars))
-    return live[::-1]
-
-
 def convolves(jaxpr: Jaxpr) -> bool:
     """Whether there is a convolution in `jaxpr`, at any depth."""
-    return any(
-        eqn.primitive is lax.conv_general_dilated_p
-        or any(map(convolves, sub_jaxprs(eqn)))
-        for eqn in jaxpr.eqns
-    )
+    every = (inner for eqn in jaxpr.eqns for inner in _within(eqn))
+    return any(eqn.primitive is lax.conv_general_dilated_p for eqn in every)
 
 
 def _axes(eqn: Any) -> tuple[Any, ...]:
@@ -118,32 +66,41 @@ def _axes(eqn: Any) -> tuple[Any, ...]:
     return tuple(axes) if isinstance(axes, tuple | list) else (axes,)
 
 
+def _within(eqn: Any) -> Iterator[Any]:
+    """`eqn` and all equations in it: in bodies of loops, branches, calls."""
+    yield eqn
+    for program in _programs(eqn):
+        for inner in _open(program).eqns:
+            yield from _within(inner)
+
+
+def _programs(eqn: Any) -> Iterator[Any]:
+    """The programs that stand in an equation, closed or not."""
+    for param in eqn.params.values():
+        for item in param if isinstance(param, tuple | list) else (param,):
+            if isinstance(item, ClosedJaxpr | Jaxpr):
+                yield item
+
+
 def _called(eqn: Any) -> Any:
     """The program that `eqn` only calls, closed or not; None if it does more."""
-    if eqn.primitive.name not in _CALLS:
-        return None
-    inner = next(sub_jaxprs(eqn), None)
-    found = (p for p in eqn.params.values() if _program(p) is inner)
-    return None if inner is None else next(found)
+    return next(_programs(eqn), None) if eqn.primitive.name in _CALLS else None
 
 
-def _program(closed: Any) -> Jaxpr:
+def _open(program: Any) -> Jaxpr:
     """A program inside an equation; JAX 0.11 no longer wraps it."""
-    return getattr(closed, "jaxpr", closed)
+    return getattr(program, "jaxpr", program)
 
 
 # What is the same on all replicas ---------------------------------------------------------
 
 
 def invariant_outputs(jaxpr: Jaxpr, inputs: Sequence[bool]) -> list[bool]:
-    """For each output of `jaxpr` whether all replicas compute the same.
+    """For each output of a replica's program whether all replicas compute the same.
 
-    Args:
-        jaxpr: One replica's program.
-        inputs: For each input whether it is the same on all replicas.
+    `inputs` tells which inputs are the same on all replicas.
     """
-    known: dict[Any, bool] = dict(zip(jaxpr.invars, inputs))
-    known.update((var, True) for var in jaxpr.constvars)
+    known = {**dict.fromkeys(jaxpr.constvars, True), **dict(zip(jaxpr.invars, inputs))}
 
     def same(atom: Any) -> bool:
         return isinstance(atom, Literal) or known.get(atom, False)
@@ -158,65 +115,61 @@ def _invariant_results(eqn: Any, ins: list[bool]) -> list[bool]:
     name = eqn.primitive.name
     count = len(eqn.outvars)
     if is_collective(eqn):
-        return [is_combining(eqn)] * count
+        is_whole = eqn.params.get("axis_index_groups") is None
+        return [name in _COMBINING and is_whole] * count
     if name == "optimization_barrier":
         return ins
     if is_marked_equal(eqn):
         return [True] * count
     if name == "cond" and ins[0]:
-        branches = [invariant_outputs(b.jaxpr, ins[1:]) for b in eqn.params["branches"]]
+        programs = map(_open, eqn.params["branches"])
+        branches = [invariant_outputs(program, ins[1:]) for program in programs]
         return [all(same) for same in zip(*branches)]
     if name == "scan":
         return _invariant_scan(eqn, ins)
     if name == "while":
         return _invariant_while(eqn, ins)
     inner = _called(eqn)
-    if inner is not None and len(_program(inner).invars) == len(ins):
-        return invariant_outputs(_program(inner), ins)
-    return [all(ins) and not _separates(eqn)] * count
+    if inner is not None and len(_open(inner).invars) == len(ins):
+        return invariant_outputs(_open(inner), ins)
+    return [all(ins) and not any(map(_separates, _within(eqn)))] * count
 
 
 def _invariant_scan(eqn: Any, ins: list[bool]) -> list[bool]:
-    body: Any = _program(eqn.params["jaxpr"])
+    body: Any = _open(eqn.params["jaxpr"])
     # Constants, the carry, what is scanned over: that has an axis more than in the body.
     scanned = sum(a.aval.ndim > b.aval.ndim for a, b in zip(eqn.invars, body.invars))
     count = sum(a.aval.ndim == b.aval.ndim for a, b in zip(eqn.outvars, body.outvars))
     end = len(ins) - scanned
     first = end - count
-    carry = ins[first:end]
-    while True:  # ends: a carry only ever turns from same to different
-        outs = invariant_outputs(body, [*ins[:first], *carry, *ins[end:]])
-        after = [a and b for a, b in zip(carry, outs)]
-        if after == carry:
-            return [*carry, *outs[count:]]
-        carry = after
+    return _invariant_turns(body, ins[:first], ins[first:end], ins[end:])
 
 
 def _invariant_while(eqn: Any, ins: list[bool]) -> list[bool]:
     params = eqn.params
     first = params["cond_nconsts"]
     end = first + params["body_nconsts"]
-    carry = ins[end:]
-    while True:
-        outs = invariant_outputs(
-            _program(params["body_jaxpr"]), [*ins[first:end], *carry]
-        )
-        after = [a and b for a, b in zip(carry, outs)]
-        if after == carry:
-            break
-        carry = after
+    carry = _invariant_turns(_open(params["body_jaxpr"]), ins[first:end], ins[end:])
     # Replicas that leave the loop at different times have nothing in common.
-    tests = invariant_outputs(_program(params["cond_jaxpr"]), [*ins[:first], *carry])
+    tests = invariant_outputs(_open(params["cond_jaxpr"]), [*ins[:first], *carry])
     return carry if all(tests) else [False] * len(carry)
 
 
+def _invariant_turns(
+    body: Jaxpr, consts: list[bool], carry: list[bool], scanned: Sequence[bool] = ()
+) -> list[bool]:
+    """For each output of a loop's body whether it is the same on all replicas in all turns."""
+    while True:  # ends: a carry only ever turns from same to different
+        outs = invariant_outputs(body, [*consts, *carry, *scanned])
+        after = [a and b for a, b in zip(carry, outs)]
+        if after == carry:
+            return [*carry, *outs[len(carry) :]]
+        carry = after
+
+
 def _separates(eqn: Any) -> bool:
-    """Whether `eqn` may give each replica something of its own, here or inside."""
-    if eqn.effects or "callback" in eqn.primitive.name:
-        return True
-    if is_collective(eqn):
-        return not is_combining(eqn)
-    return any(_separates(e) for jaxpr in sub_jaxprs(eqn) for e in jaxpr.eqns)
+    """Whether `eqn` itself may give each replica something of its own."""
+    return bool(eqn.effects) or is_collective(eqn) or "callback" in eqn.primitive.name
 
 
 # Inputs and outputs -------------------------------------------------------------------------
@@ -242,14 +195,10 @@ def handed_on(
     inputs = dict(zip(jaxpr.invars, reads))
     outs = [None if isinstance(v, Literal) else v for v in jaxpr.outvars]
     returned = {inputs[var] for var in outs[:num_results] if var in inputs}
-    given = {None, *jaxpr.invars, *jaxpr.constvars}
-    times = Counter(outs)
-    assigned = {
-        key
-        for key, var in zip(writes, outs[num_results:])
-        if var in given or times[var] > 1
-    }
-    return frozenset(returned | assigned)
+    shared = {None, *jaxpr.invars, *jaxpr.constvars}
+    shared.update(var for var, times in Counter(outs).items() if times > 1)
+    written = zip(writes, outs[num_results:])
+    return frozenset(returned).union(key for key, var in written if var in shared)
 
 
 def eval_inlined(
@@ -266,17 +215,21 @@ def eval_inlined(
         return atom.val if isinstance(atom, Literal) else env[atom]
 
     for eqn in jaxpr.eqns:
-        values = [read(atom) for atom in eqn.invars]
         if eqn.primitive.name == "axis_index" and is_collective(eqn):
             outs = [replica_id]
-        elif is_collective(eqn) or not contains_collective(eqn):
-            known = zip(eqn.invars, values)
-            given = {a: v for a, v in known if not isinstance(a, Literal)}
-            program = sub_program(jaxpr, [eqn], list(given), eqn.outvars)
-            outs = eval_jaxpr(program, (), *given.values())
+        elif is_collective(eqn):
+            # Every operand becomes a variable, also a literal: other replicas may have another.
+            values = lax.optimization_barrier([read(atom) for atom in eqn.invars])
+            result = eqn.primitive.bind(*values, **eqn.params)
+            outs = result if eqn.primitive.multiple_results else [result]
+        elif not any(map(is_collective, _within(eqn))):
+            given = variables_of(eqn.invars)
+            program = sub_program(jaxpr, [eqn], given, eqn.outvars)
+            outs = eval_jaxpr(program, (), *map(read, given))
         elif (inner := _called(eqn)) is not None:
             closed_over = getattr(inner, "consts", ())
-            outs = eval_inlined(_program(inner), closed_over, values, replica_id)
+            values = list(map(read, eqn.invars))
+            outs = eval_inlined(_open(inner), closed_over, values, replica_id)
         else:
             raise RunEagerly("replicas communicate inside a loop or a branch")
         env.update(zip(eqn.outvars, outs))

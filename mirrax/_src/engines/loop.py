@@ -45,21 +45,17 @@ def trace_steps(
     mesh: ReplicaMesh | None,
     keep_all: bool,
 ) -> Trace:
-    """`fn(common, element)` for each element, as one program.
+    """`fn(common, element)` for each element, as one program; traced for the first one.
 
-    Args:
-        fn: The function; it is traced for the first element.
-        signature: That of `(common, *elements)`.
-        arrays: The arrays of these arguments.
-        mesh: Where they lie.
-        keep_all: Whether the results of all steps are wanted, stacked; else the last ones.
+    `signature` and `arrays` are those of `(common, *elements)`. With `keep_all` the results
+    of all steps are stacked; else only the last ones come out.
 
     Raises:
         UnlikeSteps: If the elements differ in structure, shape or what is static.
         SlowInLoops: If a loop would take much longer than single steps.
     """
-    one, num_common, width = _of_one_step(signature, arrays)
-    first = arrays[: num_common + width]
+    one, num_common, steps = _of_one_step(signature, arrays)
+    first = arrays[: len(one.layouts())]
     while True:
         traced = until_no_new_variables(lambda: trace_call(fn, one, first, mesh), fn)
         if not split_up(v for v, k in traced.writes.items() if k.is_split):
@@ -69,22 +65,13 @@ def trace_steps(
         raise SlowInLoops  # XLA has its fast convolutions outside loops only
     outs = traced.outs
     if keep_all:
-        outs = tuple(_stacked_out(out, _num_steps(signature)) for out in outs)
-    return _Loop(
-        closed=traced.closed,
-        signature=signature,
-        reads={v: v.in_one_array()[1] for v in (*traced.reads, *traced.writes)},
-        # A variable may begin with a part for each replica and be written alike on all.
-        writes={v: v.in_one_array()[1] for v in traced.writes},
-        created=(),
-        out_tree=traced.out_tree,
-        outs=outs,
-        mesh=traced.mesh,
-        is_replicas=False,
-        step=traced,
-        num_common=num_common,
-        keep_all=keep_all,
-    )
+        outs = tuple(_stacked_out(out, steps) for out in outs)
+    # A variable may begin with a part for each replica and be written alike on all.
+    layouts = {v: v.in_one_array()[1] for v in (*traced.reads, *traced.writes)}
+    writes = {v: layouts[v] for v in traced.writes}
+    result = (), traced.out_tree, outs, traced.mesh, False
+    loop = traced, num_common, steps, keep_all
+    return _Loop(traced.closed, signature, layouts, writes, *result, *loop)
 
 
 def split_up(variables: Iterable[Variable]) -> bool:
@@ -98,32 +85,25 @@ def split_up(variables: Iterable[Variable]) -> bool:
     return bool(alike)
 
 
-def _num_steps(signature: Signature) -> int:
-    return len(signature.tree.children()[0].children()) - 1
-
-
 def _of_one_step(
     signature: Signature, arrays: Sequence[Any]
 ) -> tuple[Signature, int, int]:
-    """The signature of `fn(common, element)`, and how many arrays each of the two has."""
-    args_tree, kwargs_tree = signature.tree.children()
-    common_tree, *trees = args_tree.children()
-    first = common_tree.num_leaves
-    size = trees[0].num_leaves
-    kinds = signature.kinds[: first + size]
+    """The signature of `fn(common, element)`, how many arrays are common, and the steps."""
+    common, *trees, by_name = signature.argument_trees()
+    first = common.num_leaves
+    kinds = signature.kinds[: first + trees[0].num_leaves]
     tuple_of = jax.tree_util.treedef_tuple
-    one = Signature(tuple_of((tuple_of((common_tree, trees[0])), kwargs_tree)), kinds)
-    num_common = len(Signature(common_tree, kinds[:first]).layouts())
+    one = Signature(tuple_of((tuple_of((common, trees[0])), by_name)), kinds)
+    num_common = len(Signature(common, kinds[:first]).layouts())
     width = len(one.layouts()) - num_common
     rest = [abstract(a) for a in arrays[num_common:]]
-    alike = (
-        all(tree == trees[0] for tree in trees)
-        and signature.kinds[first:] == kinds[first:] * len(trees)
-        and rest == rest[:width] * len(trees)
-    )
-    if not alike:
+    if (
+        any(tree != trees[0] for tree in trees)
+        or signature.kinds[first:] != kinds[first:] * len(trees)
+        or rest != rest[:width] * len(trees)
+    ):
         raise UnlikeSteps
-    return one, num_common, width
+    return one, num_common, len(trees)
 
 
 @dataclass(frozen=True)
@@ -132,6 +112,7 @@ class _Loop(Trace):
 
     step: Trace
     num_common: int
+    steps: int
     keep_all: bool
 
     def apply(
@@ -139,13 +120,14 @@ class _Loop(Trace):
     ) -> tuple[list[jax.Array], list[jax.Array]]:
         known = dict(zip(self.reads, values))
         common, rest = arrays[: self.num_common], arrays[self.num_common :]
-        steps = _num_steps(self.signature)
-        width = len(rest) // steps
+        width = len(rest) // self.steps
         elements = [jnp.stack(rest[i::width]) for i in range(width)]
         start = [known[v] for v in self.writes]
+        kept = [] if self.keep_all else self.closed.out_avals[: self.num_results]
+        nothing = [jnp.zeros(aval.shape, aval.dtype) for aval in kept]
 
-        def step(carry: list[jax.Array], element: list[jax.Array]) -> Any:
-            now = {**known, **dict(zip(self.writes, carry))}
+        def turn(carry: Any, element: list[jax.Array]) -> Any:
+            now = {**known, **dict(zip(self.writes, carry[0]))}
             reads = [now[v] for v in self.step.reads]
             results, written = self.step.apply(reads, [*common, *element], consts)
             layouts = self.step.writes.values()
@@ -153,21 +135,12 @@ class _Loop(Trace):
                 x if layout is into else _spread(x, v, into)
                 for x, layout, (v, into) in zip(written, layouts, self.writes.items())
             ]
-            return written, results
+            last, each = ([], results) if self.keep_all else (results, [])
+            return (written, last), each
 
-        if self.keep_all:
-            written, results = lax.scan(step, start, elements, length=steps)
-            outs = [out for out in self.step.outs if out.is_array]
-            return list(map(_within_replicas, results, outs)), written
-        shapes = self.closed.out_avals[: self.num_results]
-        nothing = [jnp.zeros(s.shape, s.dtype) for s in shapes]
-        (written, results), _ = lax.scan(
-            lambda carry, element: (step(carry[0], element), None),
-            (start, nothing),
-            elements,
-            length=steps,
-        )
-        return results, written
+        (written, last), every = lax.scan(turn, (start, nothing), elements, self.steps)
+        outs = [out for out in self.step.outs if out.is_array]
+        return [*last, *map(_within_replicas, every, outs)], written
 
     def handed_on(self) -> frozenset[Variable]:
         return self.step.handed_on()
@@ -181,9 +154,8 @@ def _within_replicas(array: jax.Array, out: Out) -> jax.Array:
     steps, *whole = array.shape
     own = mesh.part_shape(out.layout, tuple(whole))
     apart = array.reshape(steps, mesh.size, *own).swapaxes(0, 1)
-    return lax.with_sharding_constraint(
-        apart.reshape(mesh.size * steps, *own), mesh.split
-    )
+    joined = apart.reshape(mesh.size * steps, *own)
+    return lax.with_sharding_constraint(joined, mesh.split)
 
 
 def _stacked_out(out: Out, steps: int) -> Out:
@@ -200,6 +172,5 @@ def _spread(array: jax.Array, variable: Variable, layout: Layout) -> jax.Array:
     if not layout.is_split:
         return array
     mesh = variable.strategy.replica_mesh
-    is_scalar = layout is Layout.STACKED
-    copies = (mesh.size,) if is_scalar else (mesh.size, *[1] * (array.ndim - 1))
+    copies = (mesh.size, *[1] * (array.ndim - 1))
     return lax.with_sharding_constraint(jnp.tile(array, copies), mesh.split)

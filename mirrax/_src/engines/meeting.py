@@ -22,30 +22,24 @@ class _Abandoned(BaseException):
 
 @dataclass(frozen=True)
 class Request:
-    """What a replica asks for when it arrives: something done once for all replicas.
+    """What a replica asks for when it arrives: something done once for all replicas."""
 
-    Attributes:
-        what: The name to show, such as `merge_call`.
-        detail: What has to be equal on all replicas, such as the reduction.
-        where: The user's line that asked.
-        act: Given every replica's payload, returns every replica's answer.
-        payload: What this replica brings.
-    """
-
-    what: str
-    detail: str
-    where: str
+    what: str  # the name to show, such as `merge_call`
+    detail: str  # what has to be equal on all replicas, such as the reduction
+    where: str  # the user's line that asked
+    # Given every replica's payload, returns every replica's answer.
     act: Callable[[list[Any]], Sequence[Any]]
     payload: Any
 
 
-class _Replica:
+class _Replica(threading.Thread):
     """One replica's thread and what it is doing."""
 
     def __init__(
         self, body: Callable[[], Any], name: str, rejoin: threading.Semaphore
     ) -> None:
-        self._body = body
+        run = contextvars.copy_context().run
+        super().__init__(target=run, args=(self._main, body), name=name, daemon=True)
         self._rejoin = rejoin
         self._go = threading.Semaphore(0)
         self._abandoned = False
@@ -54,17 +48,13 @@ class _Replica:
         self.result: Any = None
         self.error: BaseException | None = None
         self.is_done = False
-        main = contextvars.copy_context().run
-        self._thread = threading.Thread(
-            target=main, args=(self._main,), name=name, daemon=True
-        )
-        self._thread.start()
+        self.start()
 
-    def _main(self) -> None:
+    def _main(self, body: Callable[[], Any]) -> None:
         self._go.acquire()
         try:
             if not self._abandoned:
-                self.result = self._body()
+                self.result = body()
         except _Abandoned:
             pass
         except BaseException as error:
@@ -81,7 +71,7 @@ class _Replica:
 
     def meet(self, request: Request) -> Any:
         """Called on the replica's thread: waits until the request is answered."""
-        if threading.current_thread() is not self._thread:
+        if threading.current_thread() is not self:
             raise RuntimeError(
                 f"`{request.what}` ({request.where}) of a replica is called from outside of "
                 "it: its run has ended, or this is another thread. Ask for "
@@ -100,7 +90,7 @@ class _Replica:
         if not self.is_done:
             self._abandoned = True
             self.step()
-        self._thread.join()
+        self.join()
 
 
 class Meeting:
@@ -111,12 +101,7 @@ class Meeting:
         self._replicas: list[_Replica] = []
 
     def run(self, bodies: Sequence[Callable[[], Any]]) -> list[Any]:
-        """The bodies' results, in order.
-
-        Raises:
-            Exception: The first failing body's own, with a note that names the replica.
-            RuntimeError: If some replicas end while others wait for them.
-        """
+        """The bodies' results, in order; raises what a body does, with a note whose it is."""
         rejoin = threading.Semaphore(0)
         self._replicas = [
             _Replica(body, f"mirrax {self._describe(i)}", rejoin)

@@ -2,20 +2,18 @@
 
 Such a step cannot be one program for all replicas. The function is traced once for each
 shape and cut where replicas communicate (cutting.py); each device runs its own compiled
-segments, and between them small programs over all devices do the communication.
+stages, and between them small programs over all devices do the communication.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import PartitionSpec
 
 from mirrax._src.base.errors import RunEagerly
 from mirrax._src.base.jax_compat import Literal
@@ -31,7 +29,6 @@ from mirrax._src.base.values import (
     PyTree,
     abstract,
     is_array,
-    is_distributed,
     is_leaf,
     is_number,
     join,
@@ -41,14 +38,11 @@ from mirrax._src.base.values import (
 )
 from mirrax._src.collectives.programs import launch
 from mirrax._src.engines.arguments import Kind, Signature, Static
-from mirrax._src.engines.cutting import Cut, Equations, cut_trace, equal_outputs
-from mirrax._src.engines.eager import run_eagerly
-from mirrax._src.engines.jaxprs import is_combining
+from mirrax._src.engines.cutting import Cut, Stage, cut_trace
+from mirrax._src.engines.eager import merge_parts, run_eagerly
 from mirrax._src.engines.program import layouts_match, lies_on, one_copy_of
 from mirrax._src.engines.trace import trace_replica, until_no_new_variables
 from mirrax._src.state.variable import handed_out
-
-Env = dict[Any, Any]
 
 
 def run_uneven(
@@ -57,6 +51,22 @@ def run_uneven(
     """`strategy.run(fn, ...)` where per-replica arguments have unequal shapes."""
     mesh = strategy.replica_mesh
     leaves, tree = jax.tree.flatten((args, kwargs), is_leaf=is_leaf)
+
+    def cut_for(who: str, avals: tuple[jax.ShapeDtypeStruct, ...]) -> Cut:
+        """The function for a replica's shapes; traced if it has not been yet."""
+        key = (strategy, signature, avals)
+        known = function.cuts.setdefault(key, [])
+        for cut in known:
+            if layouts_match(cut.trace):
+                return cut
+        options = {"mode": Mode.UNEVEN, "may_forward": False, "who": who}
+        traced = until_no_new_variables(
+            lambda: trace_replica(strategy, fn, signature, avals, **options), fn
+        )
+        known.append(cut_trace(traced))
+        function.note_trace(key)
+        return known[-1]
+
     try:
         signature = Signature(tree, tuple(_kind(leaf) for leaf in leaves))
         arrays = signature.arrays_of(leaves)
@@ -65,11 +75,8 @@ def run_uneven(
             for i, device in enumerate(mesh.local_devices)
         ]
         # Also for the shapes of other workers' replicas: all have to decide alike.
-        cuts = [
-            _cut(function, strategy, fn, signature, avals, i)
-            for i, avals in enumerate(_avals_of_all(arrays, inputs, mesh))
-        ]
-        _check_same_exchanges(cuts, mesh)
+        avals = _avals_of_all(arrays, inputs, mesh)
+        cuts = list(map(cut_for, map(mesh.describe, range(mesh.size)), avals))
         return _execute(strategy, cuts, inputs)
     except RunEagerly as reason:
         try:
@@ -82,28 +89,6 @@ def run_uneven(
             raise
 
 
-def _cut(
-    function: Any,
-    strategy: StrategyLike,
-    fn: Fn,
-    signature: Signature,
-    avals: tuple[jax.ShapeDtypeStruct, ...],
-    replica_id: int,
-) -> Cut:
-    """The function for one replica's shapes; traced if it has not been yet."""
-    known = function.cuts.setdefault((strategy, signature, avals), [])
-    for cut in known:
-        if layouts_match(cut.trace):
-            return cut
-    who = strategy.replica_mesh.describe(replica_id)
-    options = {"mode": Mode.UNEVEN, "may_forward": False, "who": who}
-    trace = functools.partial(trace_replica, strategy, fn, signature, avals, **options)
-    cut = cut_trace(until_no_new_variables(trace, fn))
-    function.note_trace((strategy, signature, avals))
-    known.append(cut)
-    return cut
-
-
 def _avals_of_all(
     arrays: Sequence[Any], inputs: Sequence[Sequence[Any]], mesh: ReplicaMesh
 ) -> list[tuple[jax.ShapeDtypeStruct, ...]]:
@@ -111,166 +96,114 @@ def _avals_of_all(
     if not mesh.spans_workers:
         return [tuple(map(abstract, own)) for own in inputs]
 
-    def of_all(array: Any, own: Any) -> Sequence[jax.ShapeDtypeStruct]:
+    def of_all(array: Any, parts: Sequence[Any]) -> Sequence[jax.ShapeDtypeStruct]:
         if not isinstance(array, PerReplica):
-            return [abstract(own)] * mesh.size
+            return [abstract(parts[0])] * mesh.size
+        shapes = array.shapes
         if array.array is not None:
-            return [jax.ShapeDtypeStruct(own.shape, own.dtype)] * mesh.size
-        if array.shapes is None:
-            array.shapes = mesh.agreed_shapes([jnp.asarray(p) for p in array.values])
-        return [jax.ShapeDtypeStruct(s, jnp.dtype(dtype)) for s, dtype in array.shapes]
+            shapes = mesh.equal_shapes(parts[0])
+        elif shapes is None:
+            shapes = array.shapes = mesh.agreed_shapes(parts)
+        return [jax.ShapeDtypeStruct(s, jnp.dtype(dtype)) for s, dtype in shapes or ()]
 
-    columns = [of_all(array, own) for array, own in zip(arrays, inputs[0])]
+    columns = [of_all(array, parts) for array, parts in zip(arrays, zip(*inputs))]
     return [tuple(column[i] for column in columns) for i in range(mesh.size)]
+
+
+def _check_alike(cuts: Sequence[Cut], mesh: ReplicaMesh) -> None:
+    """Hands what cannot be done here to the eager engine, which can, or explains why not."""
+    first, places = cuts[0], [[o.is_array for o in cut.trace.outs] for cut in cuts]
+    for i, cut in enumerate(cuts):
+        who = mesh.describe(i)
+        if cut.exchanges != first.exchanges:
+            raise RunEagerly(f"{who} communicates differently")
+        if list(map(id, cut.trace.writes)) != list(map(id, first.trace.writes)):
+            raise RunEagerly(f"{who} assigns other variables")
+        if places[i] != places[0]:
+            raise RunEagerly(f"{who} returns arrays in other places")
 
 
 def _execute(
     strategy: StrategyLike, every_cut: Sequence[Cut], inputs: Sequence[Sequence[Any]]
 ) -> PyTree:
     mesh = strategy.replica_mesh
+    _check_alike(every_cut, mesh)
     cuts = [every_cut[i] for i in mesh.local_ids]
-    envs = [
-        _bind_inputs(cut, own, i, mesh)
-        for i, (cut, own) in enumerate(zip(cuts, inputs))
-    ]
-    for k in range(len(cuts[0].segments)):
-        for cut, env, device in zip(cuts, envs, mesh.local_devices):
-            segment = cut.segments[k]
-            with jax.default_device(device):
-                outs = segment.compiled(*(env[var] for var in segment.inputs))
-            env.update(zip(segment.outputs, outs))
-        if k < len(cuts[0].exchanges) and cuts[0].exchanges[k]:
-            own = [cut.exchanges[k] for cut in cuts]
-            _exchange(own, every_cut[0].exchanges[k], envs, mesh)
-    outs = [
-        [_value(atom, env) for atom in cut.jaxpr.outvars]
-        for cut, env in zip(cuts, envs)
-    ]
-    is_same = equal_outputs(every_cut)
+    envs = [_bind_inputs(*own, mesh) for own in zip(range(len(cuts)), cuts, inputs)]
+    for k, stages in enumerate(zip(*(cut.stages for cut in cuts))):
+        ins = [
+            [env[v] for v in stage.program.invars] for stage, env in zip(stages, envs)
+        ]
+        if k % 2:
+            outs = _exchange(stages[0], ins, mesh)
+        else:
+            outs = list(map(Stage.compute, stages, ins, mesh.local_devices))
+        for stage, env, own in zip(stages, envs, outs):
+            env.update(zip(stage.program.outvars, own))
+    values = _join_outputs(every_cut, envs, mesh)
     trace = cuts[0].trace
     with launching:
-        for i, variable in enumerate(trace.writes, start=trace.num_results):
-            parts = [to_device(own[i], d) for own, d in zip(outs, mesh.local_devices)]
-            if is_same[i]:
-                variable.stored = mesh.join(parts, mirrored=True)
-            else:
-                variable.stored = PerReplica(parts, mesh.equal_shapes(variable), mesh)
+        for variable, value in zip(trace.writes, values[trace.num_results :]):
+            variable.stored = value.array if isinstance(value, Mirrored) else value
         # Results may be the very arrays that variables hold, before or after.
         handed_out.update(v.number for v in (*trace.reads, *trace.writes))
-    return _merge_results(strategy, every_cut, outs, is_same)
+    results = []
+    for cut in cuts:
+        it = iter(values)
+        leaves = [next(it) if out.is_array else out.known(()) for out in cut.trace.outs]
+        results.append(cut.trace.out_tree.unflatten(leaves))
+    merge = functools.partial(merge_parts, mesh=mesh)
+    return regroup(results, strategy.describe_replica, merge)
 
 
 def _bind_inputs(
-    cut: Cut, own: Sequence[Any], local_index: int, mesh: ReplicaMesh
-) -> Env:
+    local_index: int, cut: Cut, own: Sequence[Any], mesh: ReplicaMesh
+) -> dict[Any, Any]:
     replica_id = np.int32(mesh.local_ids[local_index])
     copies = [
         part_of(v.stored if lies_on(v, mesh) else one_copy_of(v), mesh, local_index)
         for v in cut.trace.reads
     ]
-    values = [replica_id, *copies, *own]
     consts = [mesh.local_view(const, local_index) for const in cut.consts]
-    return dict(zip([*cut.jaxpr.invars, *cut.jaxpr.constvars], [*values, *consts]))
+    names = [*cut.jaxpr.invars, *cut.jaxpr.constvars]
+    return dict(zip(names, [replica_id, *copies, *own, *consts]))
 
 
 def _exchange(
-    own: Sequence[Equations], first: Equations, envs: Sequence[Env], mesh: ReplicaMesh
-) -> None:
-    """Does the collectives of all replicas' programs at one place; `first` is replica 0's."""
-    operands = [[atom for eqn in eqns for atom in eqn.invars] for eqns in own]
-    joined = []
-    for atoms in zip(*operands):
-        parts = PerReplica(map(_value, atoms, envs), mesh.equal_shapes(atoms[0].aval))
-        joined.append(join(parts, mesh))
-    program = _Exchange(first)
-    combined = program.is_combined
-    specs = tuple(PartitionSpec() if flag else mesh.split.spec for flag in combined)
-    outs = launch(program, mesh, joined, specs)
-    results = [[var for eqn in eqns for var in eqn.outvars] for eqns in own]
-    for variables, whole, flag in zip(zip(*results), outs, combined):
-        layout = mesh.split_layout(variables[0].aval.ndim)
-        apart = PerReplica.of(whole, mesh, layout)
-        value = Mirrored.of(whole, mesh) if flag else apart
-        for env, variable, part in zip(envs, variables, value.values):
-            env[variable] = part
+    stage: Stage, inputs: Sequence[Sequence[Any]], mesh: ReplicaMesh
+) -> list[Any]:
+    """Each replica's outputs of a stage that all do together."""
+    parts = [PerReplica(each, mesh.equal_shapes(each[0])) for each in zip(*inputs)]
+    joined = [join(value, mesh) for value in parts]
+    outs = launch(stage, mesh, joined, mesh.split.spec)
+    layouts = [mesh.split_layout(var.aval.ndim) for var in stage.program.outvars]
+    return list(zip(*(PerReplica.of(x, mesh, k).values for x, k in zip(outs, layouts))))
 
 
-@dataclass(frozen=True)
-class _Exchange:
-    """What one replica does in the collectives at one place."""
-
-    eqns: Equations
-    __name__ = "an uneven step"  # for messages
-
-    @property
-    def is_combined(self) -> list[bool]:
-        """For each result whether it is the same on all replicas."""
-        return [is_combining(eqn) for eqn in self.eqns for _ in eqn.outvars]
-
-    def __call__(self, arrays: list[Any]) -> tuple[Any, ...]:
-        it = iter(arrays)
-        outs: list[Any] = []
-        for eqn in self.eqns:
-            result = eqn.primitive.bind(*(next(it) for _ in eqn.invars), **eqn.params)
-            outs += result if eqn.primitive.multiple_results else [result]
-        flags = self.is_combined
-        return tuple(o if f or o.ndim else o[None] for o, f in zip(outs, flags))
-
-
-def _check_same_exchanges(cuts: Sequence[Cut], mesh: ReplicaMesh) -> None:
-    """Hands what cannot be done here to the eager engine, which can, or explains why not."""
-
-    def shape_of(cut: Cut) -> list[Any]:
-        return [
-            [(e.primitive.name, [str(a.aval) for a in e.invars]) for e in eqns]
-            for eqns in cut.exchanges
-        ]
-
-    for i, cut in enumerate(cuts):
-        if shape_of(cut) != shape_of(cuts[0]):
-            raise RunEagerly(f"{mesh.describe(i)} communicates differently")
-        if len(cut.segments) != len(cuts[0].segments):
-            raise RunEagerly(f"{mesh.describe(i)} computes differently")
-        if list(map(id, cut.trace.writes)) != list(map(id, cuts[0].trace.writes)):
-            raise RunEagerly(f"{mesh.describe(i)} assigns other variables")
+def _join_outputs(
+    every_cut: Sequence[Cut], envs: Sequence[dict[Any, Any]], mesh: ReplicaMesh
+) -> list[Mirrored | PerReplica]:
+    """The outputs of all replicas' programs, one by one."""
+    values: list[Mirrored | PerReplica] = []
+    trace = every_cut[0].trace
+    layouts = [*trace.out_layouts, *trace.writes.values()]
+    outvars = zip(*(cut.jaxpr.outvars for cut in every_cut))
+    every_way = zip(*(cut.ways for cut in every_cut))
+    for layout, atoms, ways in zip(layouts, outvars, every_way):
+        own = [_value(atoms[i], env) for i, env in zip(mesh.local_ids, envs)]
+        parts = list(map(to_device, own, mesh.local_devices))
+        # What depends on a shape looks like a constant in each replica's program, so all
+        # of them have to compute it in the same way.
+        if not layout.is_split and len(set(ways)) == 1:
+            values.append(Mirrored.of(mesh.join(parts, mirrored=True), mesh))
+        else:
+            avals: list[Any] = [atom.aval for atom in atoms]
+            shapes = tuple((aval.shape, aval.dtype.name) for aval in avals)
+            values.append(PerReplica(parts, shapes, mesh))
+    return values
 
 
-def _merge_results(
-    strategy: StrategyLike,
-    every_cut: Sequence[Cut],
-    outs: Sequence[Sequence[Any]],
-    is_same: Sequence[bool],
-) -> PyTree:
-    mesh = strategy.replica_mesh
-    cuts = [every_cut[i] for i in mesh.local_ids]
-    results = []
-    for cut, own in zip(cuts, outs):
-        it = iter(own)
-        leaves = [next(it) if out.is_array else out.known(()) for out in cut.trace.outs]
-        results.append(jax.tree.unflatten(cut.trace.out_tree, leaves))
-    same = {id(value) for value, flag in zip(outs[0], is_same) if flag}
-    position = {id(value): i for i, value in enumerate(outs[0])}
-
-    def merge(parts: Sequence[Any]) -> Any:
-        if not all(is_array(part) or is_number(part) for part in parts):
-            return PerReplica(parts, mesh=mesh)
-        arrays = [to_device(part, d) for part, d in zip(parts, mesh.local_devices)]
-        if id(parts[0]) in same:
-            return Mirrored.of(mesh.join(arrays, mirrored=True), mesh)
-        merged = PerReplica(arrays, mesh=mesh)
-        at = position.get(id(parts[0]))
-        if mesh.spans_workers and at is not None:
-            avals: list[Any] = [cut.jaxpr.outvars[at].aval for cut in every_cut]
-            merged.shapes = tuple((aval.shape, aval.dtype.name) for aval in avals)
-        return merged
-
-    def may_stay_one(leaf: Any) -> bool:
-        return not (mesh.spans_workers and id(leaf) in position)
-
-    return regroup(results, strategy.describe_replica, merge, may_stay_one)
-
-
-def _value(atom: Any, env: Env) -> Any:
+def _value(atom: Any, env: dict[Any, Any]) -> Any:
     return atom.val if isinstance(atom, Literal) else env[atom]
 
 
@@ -279,6 +212,5 @@ def _kind(leaf: Any) -> Kind:
         if not all(is_array(part) or is_number(part) for part in leaf.values):
             raise RunEagerly("a per-replica argument that holds no arrays")
         return Layout.SPLIT
-    if is_distributed(leaf) or is_number(leaf) or is_array(leaf):
-        return Layout.PLAIN
-    return Static(leaf)
+    is_one = isinstance(leaf, Mirrored) or is_number(leaf) or is_array(leaf)
+    return Layout.PLAIN if is_one else Static(leaf)
