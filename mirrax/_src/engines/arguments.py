@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-import numpy as np
+from jax.tree_util import keystr
 
 from mirrax._src.base.jax_compat import Tracer
 from mirrax._src.base.mesh import Layout, ReplicaMesh
@@ -25,22 +25,42 @@ from mirrax._src.base.values import (
     join,
 )
 
+_COMPARED = (str, bytes, bool, frozenset, type, enum.Enum)
 
-@dataclass(frozen=True, slots=True)
-class Frozen:
-    """An argument that the user wants as a Python value; compared by value and type."""
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Static:
+    """A leaf that is no array: the program is built for this very value."""
 
     value: Any
 
+    @classmethod
+    def of(cls, leaf: Any) -> Static:
+        """A leaf of arguments, which may be frozen."""
+        return leaf if isinstance(leaf, Static) else cls(leaf)
+
+    def _is_compared(self) -> bool:
+        # Only plain values are; `==` of anything else may be an array.
+        return isinstance(self.value, _COMPARED)
+
     def __eq__(self, other: object) -> bool:
-        return (
-            isinstance(other, Frozen)
-            and type(self.value) is type(other.value)
-            and self.value == other.value
-        )
+        if not isinstance(other, Static) or type(self) is not type(other):
+            return False
+        mine, theirs = self.value, other.value
+        is_alike = type(mine) is type(theirs) and self._is_compared()
+        return mine is theirs or (is_alike and mine == theirs)
 
     def __hash__(self) -> int:
-        return hash((type(self.value), self.value))
+        return hash(self.value) if self._is_compared() else id(self.value)
+
+
+class Frozen(Static):
+    """An argument that the user wants as a Python value; compared by value and type."""
+
+    __slots__ = ()
+
+    def _is_compared(self) -> bool:
+        return True
 
 
 def freeze(name: str, value: Any) -> Frozen:
@@ -55,32 +75,9 @@ def freeze(name: str, value: Any) -> Frozen:
     return Frozen(value)
 
 
-_COMPARED = (str, bytes, bool, frozenset, type, enum.Enum, Frozen)
-
-
-@dataclass(frozen=True, slots=True)
-class Static:
-    """A leaf that is no array: the program is built for this very value."""
-
-    value: Any
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Static):
-            return False
-        mine, theirs = self.value, other.value
-        if mine is theirs:
-            return True
-        # Only plain values are compared; `==` of anything else may be an array.
-        return (
-            type(mine) is type(theirs)
-            and isinstance(mine, _COMPARED)
-            and mine == theirs
-        )
-
-    def __hash__(self) -> int:
-        if isinstance(self.value, _COMPARED):
-            return hash(self.value)
-        return id(self.value)
+def thaw(argument: Any) -> Any:
+    """An argument as the user gave it."""
+    return argument.value if isinstance(argument, Frozen) else argument
 
 
 # What a leaf of arguments or results is: an array that lies so, or no array.
@@ -108,11 +105,6 @@ class Signature:
         leaves = [k.value if isinstance(k, Static) else next(it) for k in self.kinds]
         return jax.tree.unflatten(self.tree, leaves)
 
-    def argument_trees(self) -> list[Any]:
-        """The structure of each argument by position, and of all by name."""
-        by_position, by_name = self.tree.children()
-        return [*by_position.children(), by_name]
-
     def avals_of_part(
         self, arrays: Iterable[Any], mesh: ReplicaMesh
     ) -> list[jax.ShapeDtypeStruct]:
@@ -126,15 +118,10 @@ class Signature:
         """Where each leaf stands in the arguments, for messages."""
         marks = jax.tree.unflatten(self.tree, range(len(self.kinds)))
         flat = jax.tree_util.tree_flatten_with_path(marks)[0]
-        return [argument_path(path) for path, _ in flat]
-
-
-def argument_path(path: tuple[Any, ...]) -> str:
-    """The path of a leaf in `(args, kwargs)` as a person would name it."""
-    which, rest = path[0], path[1:]
-    if which.idx == 0:
-        return f"argument {rest[0].idx}" + jax.tree_util.keystr(rest[1:])
-    return f"argument {rest[0].key!r}" + jax.tree_util.keystr(rest[1:])
+        return [
+            f"argument {name.idx if which.idx == 0 else repr(name.key)}{keystr(rest)}"
+            for (which, name, *rest), _ in flat
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,25 +131,32 @@ class Call:
     Attributes:
         args: The arguments by position.
         kwargs: The arguments by name.
+        mesh: Where programs for it run, if that is known.
         signature: What the program has to be built for.
         leaves: All leaves as they were given.
-        arrays: Those that are not static, placed for programs on the call's mesh.
+        arrays: Those that are not static, placed for programs on `mesh`.
     """
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+    mesh: ReplicaMesh | None
     signature: Signature
     leaves: list[Any]
     arrays: list[Any]
 
-    def arguments(self) -> Iterator[tuple[Any, list[Any], Sequence[Kind]]]:
-        """Each argument by position, and all by name as one, with its leaves and kinds."""
+    def arguments(self) -> Iterator[tuple[Any, Any, list[Any], Sequence[Kind]]]:
+        """Each argument by position, and all by name as one: also its tree, leaves, kinds."""
         start = 0
         every = (*self.args, self.kwargs) if self.kwargs else self.args
-        for argument, tree in zip(every, self.signature.argument_trees()):
-            end = start + tree.num_leaves
-            yield argument, self.leaves[start:end], self.signature.kinds[start:end]
-            start = end
+        by_position, by_name = self.signature.tree.children()
+        for argument, tree in zip(every, (*by_position.children(), by_name)):
+            own = slice(start, start + tree.num_leaves)
+            yield argument, tree, self.leaves[own], self.signature.kinds[own]
+            start = own.stop
+
+    def key(self, place: Any) -> tuple[Any, Signature, tuple[Any, ...]]:
+        """What tells apart the calls at `place` that need programs of their own."""
+        return place, self.signature, tuple(map(abstract, self.arrays))
 
     @property
     def given(self) -> list[Any]:
@@ -174,28 +168,32 @@ def sort_arguments(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     mesh: ReplicaMesh | None,
-    tell_mirrored: bool = False,
+    in_cross_replica: bool = False,
 ) -> Call:
     """The arguments of a call, for programs on `mesh`.
 
-    A replica gets the same from a `Mirrored` as from an array; `tell_mirrored` is for
-    cross-replica code, which does not.
+    A replica gets the same from a `Mirrored` as from an array; code `in_cross_replica`
+    context does not, and runs where distributed arguments lie.
 
     Raises:
         UnevenError: If a per-replica argument does not fit in one array.
     """
-    is_argument = is_leaf if mesh is not None else is_whole_leaf
+    if in_cross_replica:
+        values = jax.tree.leaves((args, kwargs), is_leaf=is_leaf)
+        found = (v.mesh for v in values if isinstance(v, ReplicaValues) and v.mesh)
+        mesh = next(found, mesh)
+    is_argument = is_leaf if mesh is not None else _is_whole_leaf
     leaves, tree = jax.tree.flatten((args, kwargs), is_leaf=is_argument)
     kinds: list[Kind] = []
     arrays: list[Any] = []
-    wrapped = Layout.MIRRORED if tell_mirrored else Layout.PLAIN
+    wrapped = Layout.MIRRORED if in_cross_replica else Layout.PLAIN
     for leaf in leaves:
         kind, array = _sort(leaf, mesh, wrapped)
         kinds.append(kind)
         if isinstance(kind, Layout):
             check_alive(array)
             arrays.append(array)
-    return Call(args, kwargs, Signature(tree, tuple(kinds)), leaves, arrays)
+    return Call(args, kwargs, mesh, Signature(tree, tuple(kinds)), leaves, arrays)
 
 
 def _sort(leaf: Any, mesh: ReplicaMesh | None, wrapped: Layout) -> tuple[Kind, Any]:
@@ -203,41 +201,26 @@ def _sort(leaf: Any, mesh: ReplicaMesh | None, wrapped: Layout) -> tuple[Kind, A
         array = leaf.array if leaf.array is not None else leaf.values[0]
         return wrapped, placed(array, mesh)
     if isinstance(leaf, PerReplica):
-        if is_one_number(leaf, mesh):
+        if _is_one_number(leaf, mesh):
             return Layout.PLAIN, leaf.values[0]
         array, layout = join(leaf, mesh) if mesh else (leaf.array, leaf.layout)
         assert layout is not None
         return layout, array
-    is_object = isinstance(leaf, np.ndarray) and leaf.dtype == object
-    if is_array(leaf) and not is_object:
+    if is_number(leaf) or (is_array(leaf) and leaf.dtype != object):
         return Layout.PLAIN, placed(leaf, mesh)
-    return (Layout.PLAIN, leaf) if is_number(leaf) else (Static(leaf), None)
+    return Static.of(leaf), None
 
 
-def mesh_of_arguments(
-    args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> ReplicaMesh | None:
-    """The mesh that distributed arguments bring along, if any does."""
-    for leaf in jax.tree.leaves((args, kwargs), is_leaf=is_leaf):
-        if isinstance(leaf, ReplicaValues) and leaf.mesh is not None:
-            return leaf.mesh
-    return None
-
-
-def is_one_number(value: PerReplica, mesh: ReplicaMesh | None) -> bool:
+def _is_one_number(value: PerReplica, mesh: ReplicaMesh | None) -> bool:
     """Whether all parts are the same Python number, which need not travel as an array."""
-    is_known = value.array is None and not (mesh is not None and mesh.spans_workers)
-    parts = value.values if is_known else ()
-    return (
-        bool(parts) and is_number(parts[0]) and all(part is parts[0] for part in parts)
-    )
+    if not is_apart(value) or (mesh is not None and mesh.spans_workers):
+        return False
+    parts = value.values
+    return all(is_number(part) and part is parts[0] for part in parts) and bool(parts)
 
 
-def is_whole_leaf(value: Any) -> bool:
-    """What is a leaf where no mesh is known on which parts could be joined.
-
-    Parts that are apart travel one by one, until a `run` says where.
-    """
+def _is_whole_leaf(value: Any) -> bool:
+    # Where no mesh is known parts that are apart travel one by one, until a `run` says where.
     return is_leaf(value) and not is_apart(value)
 
 

@@ -7,8 +7,9 @@ next call, which passes it on as it is.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -16,7 +17,7 @@ import jax.numpy as jnp
 
 from mirrax._src.base.jax_compat import debug_nans
 from mirrax._src.base.logical import after_launch, launching
-from mirrax._src.base.mesh import ReplicaMesh
+from mirrax._src.base.mesh import Layout, ReplicaMesh
 from mirrax._src.base.values import (
     Args,
     Kwargs,
@@ -74,23 +75,20 @@ class Program:
     """
 
     def __init__(
-        self,
-        trace: Trace,
-        call: Call,
-        given_mesh: ReplicaMesh | None,
-        donate: Sequence[int],
+        self, trace: Trace, call: Call, donate: Sequence[int], label: str = ""
     ) -> None:
-        self._trace = trace
-        is_spread = trace.mesh is not None and trace.mesh.size > 1
+        """`label` is what other workers are told when they take part in the program."""
+        self.trace = trace
+        mesh = trace.mesh
+        self._is_spread = mesh is not None and mesh.size > 1
         # Whether argument arrays may not be there yet.
-        self._moves = trace.mesh is not None and trace.mesh != given_mesh
-        self._inputs = [
-            choose_input(*argument, is_spread or self._moves)
-            for argument in call.arguments()
-        ]
-        self._is_spread = is_spread
-        self._looks = any(taken is not None for taken in self._inputs)
-        self._num_args = len(self._inputs) - bool(call.kwargs)
+        self._moves = mesh is not None and mesh != call.mesh
+        must_look = self._is_spread or self._moves
+        arguments = list(call.arguments())
+        self._takes = [choose_input(x, *own, must_look) for x, _, *own in arguments]
+        self._trees = [tree for _, tree, *_ in arguments]
+        self._looks = any(take is not None for take in self._takes)
+        self._num_args = len(call.args)
         self._is_bare = trace.bare_tree is not None
         # Donated: what is both read and written. Kept: what is only read.
         self._reused = [v for v in trace.reads if v in trace.writes]
@@ -105,7 +103,7 @@ class Program:
         self._home = Home([])
         self._home.is_whole = False
         self._sealed = True  # JAX may not trace it again, but in `compile_and_call`
-        self._label = ""
+        self._label = label
         self._smallest: int | None = None
         self._donate = [i for i in donate if i < self._num_args]
         # With `jax_debug_nans` JAX runs a failed step again, on the same arguments.
@@ -119,14 +117,6 @@ class Program:
             if variable.home is self._home:
                 variable.stored = variable.stored
 
-    def watch(self, label: str) -> None:
-        """Has other workers told when the program, called `label`, is started."""
-        self._label = label
-
-    def layouts_match(self) -> bool:
-        """Whether the variables lie on the mesh as they did when this was traced."""
-        return layouts_match(self._trace)
-
     # Calling -------------------------------------------------------------------------
 
     def call_again(self, args: Args, kwargs: Kwargs) -> PyTree:
@@ -139,18 +129,18 @@ class Program:
             SignatureChanged: If they are not like those; nothing has happened then.
         """
         given = (*args, kwargs) if kwargs else args
-        if len(args) != self._num_args or len(given) != len(self._inputs):
+        if len(args) != self._num_args or len(given) != len(self._takes):
             raise SignatureChanged
         inputs = given
         if self._looks:
-            kinds = self._inputs
-            inputs = [x if k is None else k.take(x) for k, x in zip(kinds, given)]
+            takes = self._takes
+            inputs = [x if take is None else take(x) for take, x in zip(takes, given)]
         if self._donate and self._is_spread:  # one device finds out by itself
             self._check_donated(inputs)
         results = self._run(inputs)
         if self._is_bare:
             return results
-        trace = self._trace
+        trace = self.trace
         if not trace.gives_back:
             return trace.result(results, ())
         leaves = jax.tree.leaves((args, kwargs), is_leaf=is_leaf)
@@ -162,7 +152,7 @@ class Program:
         Raises:
             SignatureChanged: If another thread has just laid out a variable otherwise.
         """
-        arrays, mesh = call.arrays, self._trace.mesh
+        arrays, mesh = call.arrays, self.trace.mesh
         if self._moves:
             layouts = call.signature.layouts()
             arrays = [
@@ -172,12 +162,23 @@ class Program:
         inputs = self._as_inputs(arrays)
         self._check_donated(inputs)
         try:
-            results = self._run(inputs, may_trace=True)
+            with launching, self._unsealed():
+                if not layouts_match(self.trace):
+                    raise SignatureChanged
+                results = self._run(inputs)
         except ValueError as error:
             if "incompatible devices" in str(error):
                 raise ValueError(_MIXED.format(error)) from None
             raise
-        return results if self._is_bare else self._trace.result(results, call.given)
+        return results if self._is_bare else self.trace.result(results, call.given)
+
+    @contextlib.contextmanager
+    def _unsealed(self) -> Iterator[None]:
+        self._sealed = False
+        try:
+            yield
+        finally:
+            self._sealed = True
 
     def _check_donated(self, inputs: Sequence[Any]) -> None:
         """Raises if an array that is given up is also given in another place."""
@@ -191,26 +192,23 @@ class Program:
     def _as_inputs(self, arrays: Sequence[Any]) -> list[Any]:
         """The arrays of all arguments as the compiled function takes them."""
         it = iter(arrays)
-        trees = self._trace.signature.argument_trees()
-        return [
-            tree.unflatten(itertools.islice(it, tree.num_leaves))
-            if taken is None
-            else taken.packed(list(itertools.islice(it, taken.num_arrays)))
-            for tree, taken in zip(trees, self._inputs)
-        ]
+        kinds = iter(self.trace.signature.kinds)
+        inputs = []
+        for tree, take in zip(self._trees, self._takes):
+            own = itertools.islice(kinds, tree.num_leaves)
+            found = [next(it) for kind in own if isinstance(kind, Layout)]
+            inputs.append(tree.unflatten(found) if take is None else found)
+        return inputs
 
-    def _run(self, inputs: Sequence[Any], may_trace: bool = False) -> Any:
+    def _run(self, inputs: Sequence[Any]) -> Any:
         """Runs the program on the variables, and stores what it has written."""
         # One at a time: a second thread must not take arrays that are being donated.
         with launching:
             if debug_nans.value is not self._debug:
                 raise SignatureChanged
-            if may_trace:
-                if not self.layouts_match():
-                    raise SignatureChanged
-                self._sealed = False
             if lost:
-                self._check_not_lost()
+                for variable in (*self._reused, *self._kept):
+                    variable.check_not_lost()
             if handed_out and not handed_out.isdisjoint(self._reused_numbers):
                 self._unshare()
             home = self._home
@@ -219,13 +217,10 @@ class Program:
             else:
                 reused = home.arrays[self._old] if self._old else home.arrays
             kept = self._arrays_of(self._kept) if self._kept else []
-            if self._trace.spanning:
-                kept = [*kept, *self._trace.spanning]
+            if self.trace.spanning:
+                kept = [*kept, *self.trace.spanning]
             launch = self._launch_watched if self._label else self._launch
-            try:
-                written, results = launch(reused, kept, inputs)
-            finally:
-                self._sealed = True
+            written, results = launch(reused, kept, inputs)
         after_launch(written or results)
         return results
 
@@ -250,8 +245,8 @@ class Program:
 
     def _launch_watched(self, *inputs: Any) -> tuple[list[jax.Array], Any]:
         """A launch that other workers take part in."""
-        assert self._trace.mesh is not None
-        cluster = self._trace.mesh.cluster
+        assert self.trace.mesh is not None
+        cluster = self.trace.mesh.cluster
         cluster.check()
         launches.last.begin(self._label)
         try:
@@ -290,7 +285,7 @@ class Program:
     # Variables -----------------------------------------------------------------------
 
     def _arrays_of(self, variables: Sequence[Variable]) -> list[jax.Array]:
-        mesh = self._trace.mesh
+        mesh = self.trace.mesh
         return [
             v.in_one_array()[0] if lies_on(v, mesh) else placed(one_copy_of(v), mesh)
             for v in variables
@@ -301,23 +296,16 @@ class Program:
         home = self._home
         home.arrays = written
         if not home.is_whole and self._written:
-            self._move_in(home)
+            for i, variable in enumerate(self._written):
+                variable.move_to(home, i, self.trace.writes[variable])
+            home.is_whole = True
+            for variable in self._written:
+                if (
+                    variable.strategy is None and self._is_spread
+                ):  # it has one copy only
+                    variable.stored = first_copy(variable.stored)
         if self._handed_on:
             handed_out.update(self._handed_on)
-
-    def _move_in(self, home: Home) -> None:
-        mesh = self._trace.mesh
-        is_spread = mesh is not None and mesh.size > 1
-        for i, variable in enumerate(self._written):
-            variable.move_to(home, i, self._trace.writes[variable])
-        home.is_whole = True
-        for variable in self._written:
-            if variable.strategy is None and is_spread:  # it has one copy only
-                variable.stored = first_copy(variable.stored)
-
-    def _check_not_lost(self) -> None:
-        for variable in (*self._reused, *self._kept):
-            variable.check_not_lost()
 
     def _unshare(self) -> None:
         """Gives each variable that will be donated an array of its own."""
@@ -333,7 +321,7 @@ class Program:
     ) -> tuple[list[jax.Array], Any]:
         if self._sealed:
             raise SignatureChanged
-        trace, count = self._trace, len(self._kept)
+        trace, count = self.trace, len(self._kept)
         values = dict(zip(self._reused + self._kept, reused + kept[:count]))
         arrays = [*jax.tree.leaves(inputs), *kept[count:]]
         results, new = trace.launch([values[v] for v in trace.reads], arrays)
@@ -343,24 +331,21 @@ class Program:
 
     def lower(self, arrays: Sequence[Any]) -> Any:
         """JAX's lowered form, to look at what was compiled."""
-        sealed, self._sealed = self._sealed, False
         reused, kept = self._arrays_of(self._reused), self._arrays_of(self._kept)
-        try:
+        with self._unsealed():
             return self._jitted.lower(reused, kept, *self._as_inputs(arrays))
-        finally:
-            self._sealed = sealed
 
 
 class Part:
     """A compiled part of an eager replica: reads and writes the copies of who calls it."""
 
     def __init__(self, trace: Trace) -> None:
-        self._trace = trace
+        self.trace = trace
         self._jitted = jax.jit(trace.launch)
 
     def __call__(self, call: Call) -> PyTree:
-        values = [v.concrete(is_local=True) for v in self._trace.reads]
+        values = [v.concrete(is_local=True) for v in self.trace.reads]
         results, written = self._jitted(values, call.arrays)
-        for variable, value in zip(self._trace.writes, written):
+        for variable, value in zip(self.trace.writes, written):
             variable.store_local(value)
-        return self._trace.result(results, call.given)
+        return self.trace.result(results, call.given)

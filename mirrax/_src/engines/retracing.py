@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from mirrax._src.base.mesh import Layout, ReplicaMesh
-from mirrax._src.engines.arguments import Frozen, Static
+from mirrax._src.engines.arguments import Static
 
 
 def explain_change(old: Any, new: Any) -> str:
@@ -37,6 +37,5 @@ def _show_shape(aval: Any, layout: Layout, mesh: ReplicaMesh | None) -> str:
 
 def _show_kind(kind: Layout | Static) -> str:
     if isinstance(kind, Static):
-        value = kind.value.value if isinstance(kind.value, Frozen) else kind.value
-        return repr(value)
+        return repr(kind.value)
     return "a per-replica value" if kind.is_split else "an array or number"

@@ -281,4 +281,4 @@ def _kind(leaf: Any) -> Kind:
         return Layout.SPLIT
     if is_distributed(leaf) or is_number(leaf) or is_array(leaf):
         return Layout.PLAIN
-    return Static(leaf)
+    return Static.of(leaf)
