@@ -119,8 +119,8 @@ class Signature:
         marks = jax.tree.unflatten(self.tree, range(len(self.kinds)))
         flat = jax.tree_util.tree_flatten_with_path(marks)[0]
         return [
-            f"argument {name.idx if which.idx == 0 else repr(name.key)}{keystr(rest)}"
-            for (which, name, *rest), _ in flat
+            f"argument {repr(path[1].key) if path[0].idx else path[1].idx}{keystr(path[2:])}"
+            for path, _ in flat
         ]
 
 

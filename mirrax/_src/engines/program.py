@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -85,11 +86,25 @@ class Program:
         self._moves = mesh is not None and mesh != call.mesh
         must_look = self._is_spread or self._moves
         arguments = list(call.arguments())
-        self._takes = [choose_input(x, *own, must_look) for x, _, *own in arguments]
+        self._takes = [
+            choose_input(argument, leaves, kinds, must_look)
+            for argument, _, leaves, kinds in arguments
+        ]
         self._trees = [tree for _, tree, *_ in arguments]
         self._looks = any(take is not None for take in self._takes)
         self._num_args = len(call.args)
-        self._is_bare = trace.bare_tree is not None
+        # Whether the result is a structure of arrays as they come.
+        is_bare = all(out.layout is Layout.PLAIN for out in trace.outs)
+        self._is_bare = is_bare and not self._is_spread
+        self._gives_back = any(out.argument is not None for out in trace.outs)
+        # What the function closes over, where the program can use it.
+        self._consts = trace.closed.consts
+        if trace.is_replicas and mesh is not None:
+            self._consts = [
+                mesh.mirror(c) if isinstance(c, jax.Array) else c for c in self._consts
+            ]
+        # On several workers' devices, which JAX takes as arguments only.
+        self._spanning = [c for c in self._consts if _spans_workers(c)]
         # Donated: what is both read and written. Kept: what is only read.
         self._reused = [v for v in trace.reads if v in trace.writes]
         self._kept = [v for v in trace.reads if v not in trace.writes]
@@ -140,11 +155,10 @@ class Program:
         results = self._run(inputs)
         if self._is_bare:
             return results
-        trace = self.trace
-        if not trace.gives_back:
-            return trace.result(results, ())
+        if not self._gives_back:
+            return self.trace.result(results, ())
         leaves = jax.tree.leaves((args, kwargs), is_leaf=is_leaf)
-        return trace.result(results, trace.signature.arrays_of(leaves))
+        return self.trace.result(results, self.trace.signature.arrays_of(leaves))
 
     def compile_and_call(self, call: Call) -> PyTree:
         """The result; JAX may trace the program again: for other placements, say.
@@ -217,8 +231,8 @@ class Program:
             else:
                 reused = home.arrays[self._old] if self._old else home.arrays
             kept = self._arrays_of(self._kept) if self._kept else []
-            if self.trace.spanning:
-                kept = [*kept, *self.trace.spanning]
+            if self._spanning:
+                kept = [*kept, *self._spanning]
             launch = self._launch_watched if self._label else self._launch
             written, results = launch(reused, kept, inputs)
         after_launch(written or results)
@@ -321,12 +335,20 @@ class Program:
     ) -> tuple[list[jax.Array], Any]:
         if self._sealed:
             raise SignatureChanged
-        trace, count = self.trace, len(self._kept)
+        trace, mesh, count = self.trace, self.trace.mesh, len(self._kept)
         values = dict(zip(self._reused + self._kept, reused + kept[:count]))
-        arrays = [*jax.tree.leaves(inputs), *kept[count:]]
-        results, new = trace.launch([values[v] for v in trace.reads], arrays)
+        it = iter(kept[count:])
+        consts = [next(it) if _spans_workers(c) else c for c in self._consts]
+        reads = [values[v] for v in trace.reads]
+        results, new = trace.apply(reads, jax.tree.leaves(inputs), consts)
+        if mesh is not None and mesh.spans_workers:
+            constrain = jax.lax.with_sharding_constraint
+            results = [  # plain ones on every device, so that every worker has them
+                r if layout.is_split else constrain(r, mesh.mirrored)
+                for r, layout in zip(results, trace.out_layouts)
+            ]
         written = dict(zip(trace.writes, new))
-        result = trace.bare_tree.unflatten(results) if self._is_bare else results
+        result = trace.out_tree.unflatten(results) if self._is_bare else results
         return [written[v] for v in self._written], result
 
     def lower(self, arrays: Sequence[Any]) -> Any:
@@ -336,16 +358,21 @@ class Program:
             return self._jitted.lower(reused, kept, *self._as_inputs(arrays))
 
 
+def _spans_workers(const: Any) -> bool:
+    return isinstance(const, jax.Array) and not const.is_fully_addressable
+
+
 class Part:
     """A compiled part of an eager replica: reads and writes the copies of who calls it."""
 
     def __init__(self, trace: Trace) -> None:
-        self.trace = trace
-        self._jitted = jax.jit(trace.launch)
+        self._trace = trace
+        self._jitted = jax.jit(partial(trace.apply, consts=trace.closed.consts))
 
     def __call__(self, call: Call) -> PyTree:
-        values = [v.concrete(is_local=True) for v in self.trace.reads]
+        trace = self._trace
+        values = [v.concrete(is_local=True) for v in trace.reads]
         results, written = self._jitted(values, call.arrays)
-        for variable, value in zip(self.trace.writes, written):
+        for variable, value in zip(trace.writes, written):
             variable.store_local(value)
-        return self.trace.result(results, call.given)
+        return trace.result(results, call.given)

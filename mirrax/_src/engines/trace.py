@@ -7,8 +7,8 @@ becomes such a part. Variables that are read are inputs, those that are written 
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -71,36 +71,46 @@ def trace_replica(
     """
     mesh = strategy.replica_mesh
     who = who or f"the one program for all {strategy.num_replicas_in_sync} replica(s)"
-    variables = {v: _layout_in(v, parent, mesh) for v in usable_variables(strategy)}
     layouts = signature.layouts()
+    variables = {
+        v: _layout_in(v, parent, mesh)
+        for v in live_variables()
+        # Of another strategy replicas can read those that have one value.
+        if v.strategy is strategy or not isinstance(v, SyncOnReadVariable)
+    }
 
-    def body(values: list[jax.Array], arrays: list[jax.Array]) -> Any:
+    def body(values: list[jax.Array], arrays: list[jax.Array]) -> _Traced:
         frame = Frame(dict(zip(variables, values)), mode, parent)
-        replica = None if is_update else SpmdReplicaContext(strategy)
-        updating = 0 if is_update else None
-        here = Context(strategy, replica=replica, updating=updating, frame=frame)
+        here = Context(strategy, frame=frame, **_place(strategy, is_update))
         args, kwargs = signature.rebuild(arrays)
-        with frame, context.enter(here), raised_in(who):
-            result = fn(*args, **kwargs)
-            leaves, tree = jax.tree.flatten(result, is_leaf=is_leaf)
-            leaves = [_own_result(leaf) for leaf in leaves]
+        try:
+            with frame, context.enter(here):
+                result = fn(*args, **kwargs)
+                leaves, tree = jax.tree.flatten(result, is_leaf=is_leaf)
+                leaves = [_own_result(leaf) for leaf in leaves]
+        except Exception as error:
+            error.add_note(f"Raised in {who}.")
+            raise
         plain = [i for i, k in enumerate(layouts) if may_forward and not k.is_split]
         given = {id(arrays[i]): i for i in plain}
-        outs = [_out(leaf, given) for leaf in leaves]
-        results = [x for x, out in zip(leaves, outs) if out.is_array]
-        known = tree, outs, set(frame.reads), tuple(frame.writes), tuple(frame.created)
-        return [*results, *frame.writes.values()], known
+        results = [(_out(leaf, given), leaf) for leaf in leaves]
+        written = [(value, Layout.PLAIN) for value in frame.writes.values()]
+        return frame, tree, results, written, mesh
 
-    values = [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in variables]
+    shapes = [v.shape for v in variables]
     axis = (AXIS_NAME, mesh.size)
-    closed, known = make_jaxpr(body, axis, (values, list(avals)))
-    tree, outs, used, written, created = known
-    closed = only_used(closed, variables, used)
-    reads = {v: layout for v, layout in variables.items() if v in used}
-    it = iter(_out_layouts(closed, [*reads.values(), *layouts], mesh))
-    outs = tuple(Out(next(it), mesh) if out.is_array else out for out in outs)
-    writes = dict(zip(written, it))
-    return Trace(closed, signature, reads, writes, created, tree, outs, mesh, True)
+    traced = _stage(body, signature, variables, shapes, list(avals), axis)
+    ins = [*traced.reads.values(), *layouts]
+    it = iter(_out_layouts(traced.closed, ins, mesh))
+    outs = tuple(Out(next(it), mesh) if out.is_array else out for out in traced.outs)
+    return replace(traced, outs=outs, writes=dict(zip(traced.writes, it)))
+
+
+def _place(strategy: StrategyLike, is_update: bool) -> dict[str, Any]:
+    """In what context replicas' code runs: in a replica's, or in that of an update."""
+    if is_update:
+        return {"replica": None, "updating": 0}
+    return {"replica": SpmdReplicaContext(strategy), "updating": None}
 
 
 def _out_layouts(
@@ -174,12 +184,7 @@ def _run_in_program(
         return PerReplica.of(leaf, mesh, Layout.OWN) if is_own else leaf
 
     args, kwargs = parts_of((args, kwargs), mesh, None)
-    place: dict[str, Any] = (
-        {"updating": 0, "replica": None}
-        if is_update
-        else {"replica": SpmdReplicaContext(strategy)}
-    )
-    with context.changed(**place):
+    with context.changed(**_place(strategy, is_update)):
         result = fn(*args, **kwargs)
     return jax.tree.map(spread, result, is_leaf=is_leaf)
 
@@ -203,7 +208,7 @@ def trace_call(
         v: Layout.PLAIN if is_part else v.in_one_array()[1] for v in live_variables()
     }
 
-    def body(values: list[jax.Array], arrays: list[jax.Array]) -> Any:
+    def body(values: list[jax.Array], arrays: list[jax.Array]) -> _Traced:
         known = zip(variables.items(), values)
         frame = Frame({v: _seen(v, x, k) for (v, k), x in known}, mode)
         args, kwargs = signature.rebuild(
@@ -215,27 +220,10 @@ def trace_call(
         leaves, tree = jax.tree.flatten(result, is_leaf=_is_result)
         results = [_unwrapped(leaf) for leaf in leaves]
         written = [_laid_out(v, value) for v, value in frame.writes.items()]
-        known = (
-            tree,
-            tuple(out for out, _ in results),
-            set(frame.reads),
-            {v: layout for v, (_, layout) in zip(frame.writes, written)},
-            tuple(frame.created),
-            None if is_part else _mesh_used(frame),
-        )
-        outs = [array for out, array in results if out.is_array]
-        return [*outs, *(array for array, _ in written)], known
+        return frame, tree, results, written, None if is_part else _mesh_used(frame)
 
-    values = [
-        jax.ShapeDtypeStruct(_whole_shape(v, layout), v.dtype)
-        for v, layout in variables.items()
-    ]
-    avals = [abstract(array) for array in arrays]
-    closed, known = make_jaxpr(body, None, (values, avals))
-    tree, outs, used, writes, created, on = known
-    closed = only_used(closed, variables, used)
-    reads = {v: layout for v, layout in variables.items() if v in used}
-    return Trace(closed, signature, reads, writes, created, tree, outs, on, False)
+    shapes = [_whole_shape(v, layout) for v, layout in variables.items()]
+    return _stage(body, signature, variables, shapes, list(map(abstract, arrays)))
 
 
 def _unwrapped(leaf: Any) -> tuple[Out, Any]:
@@ -260,19 +248,46 @@ def _mesh_used(frame: Frame) -> ReplicaMesh | None:
     return next(iter([*frame.meshes, *used]), None)
 
 
+# Both ------------------------------------------------------------------------------------
+
+# The frame, the structure of the result, its places and arrays, what each variable that was
+# written is and how that lies, and the mesh.
+_Traced = tuple[
+    Frame,
+    Any,
+    list[tuple[Out, Any]],
+    list[tuple[Any, Layout]],
+    ReplicaMesh | None,
+]
+
+
+def _stage(
+    body: Callable[[list[jax.Array], list[jax.Array]], _Traced],
+    signature: Signature,
+    variables: Mapping[Variable, Layout],
+    shapes: Sequence[tuple[int, ...]],
+    avals: list[jax.ShapeDtypeStruct],
+    axis: tuple[str, int] | None = None,
+) -> Trace:
+    """`body` of the arrays of `variables`, which have `shapes`, and of arguments, traced."""
+
+    def outputs(values: list[jax.Array], arrays: list[jax.Array]) -> Any:
+        frame, tree, results, written, mesh = body(values, arrays)
+        outs = tuple(out for out, _ in results)
+        writes = {v: layout for v, (_, layout) in zip(frame.writes, written)}
+        known = set(frame.reads), writes, tuple(frame.created), tree, outs, mesh
+        given = [array for out, array in results if out.is_array]
+        return [*given, *(array for array, _ in written)], known
+
+    values = [jax.ShapeDtypeStruct(s, v.dtype) for s, v in zip(shapes, variables)]
+    closed, known = make_jaxpr(outputs, axis, (values, avals))
+    used, *known = known
+    closed = only_used(closed, variables, used)
+    reads = {v: layout for v, layout in variables.items() if v in used}
+    return Trace(closed, signature, reads, *known, is_replicas=axis is not None)
+
+
 # Variables --------------------------------------------------------------------------------
-
-
-def usable_variables(strategy: StrategyLike) -> list[Variable]:
-    """The variables that replicas of `strategy` can use.
-
-    Of another strategy those that have one value; replicas can read them.
-    """
-    return [
-        v
-        for v in live_variables()
-        if v.strategy is strategy or not isinstance(v, SyncOnReadVariable)
-    ]
 
 
 def _seen(variable: Variable, array: jax.Array, layout: Layout) -> Any:
@@ -326,13 +341,3 @@ def until_no_new_variables(trace: Callable[[], Trace], fn: Fn) -> Trace:
             "them, for example `if self.w is None: self.w = mx.Variable(...)`."
         )
     return traced
-
-
-@contextlib.contextmanager
-def raised_in(who: str) -> Iterator[None]:
-    """Notes where an exception of the user's came from."""
-    try:
-        yield
-    except Exception as error:
-        error.add_note(f"Raised in {who}.")
-        raise
