@@ -105,15 +105,6 @@ class Signature:
         leaves = [k.value if isinstance(k, Static) else next(it) for k in self.kinds]
         return jax.tree.unflatten(self.tree, leaves)
 
-    def avals_of_part(
-        self, arrays: Iterable[Any], mesh: ReplicaMesh
-    ) -> list[jax.ShapeDtypeStruct]:
-        """One replica's part of each of `arrays`, without its values."""
-        return [
-            abstract(array, mesh.part_shape(layout, jax.typeof(array).shape))
-            for layout, array in zip(self.layouts(), arrays)
-        ]
-
     def paths(self) -> list[str]:
         """Where each leaf stands in the arguments, for messages."""
         marks = jax.tree.unflatten(self.tree, range(len(self.kinds)))
@@ -134,7 +125,8 @@ class Call:
         mesh: Where programs for it run, if that is known.
         signature: What the program has to be built for.
         leaves: All leaves as they were given.
-        arrays: Those that are not static, placed for programs on `mesh`.
+        given: Those that are not static.
+        arrays: The same, placed for programs on `mesh`.
     """
 
     args: tuple[Any, ...]
@@ -142,26 +134,31 @@ class Call:
     mesh: ReplicaMesh | None
     signature: Signature
     leaves: list[Any]
+    given: list[Any]
     arrays: list[Any]
 
-    def arguments(self) -> Iterator[tuple[Any, Any, list[Any], Sequence[Kind]]]:
-        """Each argument by position, and all by name as one: also its tree, leaves, kinds."""
+    def arguments(
+        self,
+    ) -> Iterator[tuple[tuple[Any, list[Any], Sequence[Kind]], Any]]:
+        """Each argument by position, and all by name as one: it, its leaves, kinds; its tree."""
         start = 0
         every = (*self.args, self.kwargs) if self.kwargs else self.args
         by_position, by_name = self.signature.tree.children()
         for argument, tree in zip(every, (*by_position.children(), by_name)):
             own = slice(start, start + tree.num_leaves)
-            yield argument, tree, self.leaves[own], self.signature.kinds[own]
+            yield (argument, self.leaves[own], self.signature.kinds[own]), tree
             start = own.stop
 
     def key(self, place: Any) -> tuple[Any, Signature, tuple[Any, ...]]:
         """What tells apart the calls at `place` that need programs of their own."""
         return place, self.signature, tuple(map(abstract, self.arrays))
 
-    @property
-    def given(self) -> list[Any]:
-        """The leaves that are not static, as they were given."""
-        return self.signature.arrays_of(self.leaves)
+    def avals_of_part(self, mesh: ReplicaMesh) -> list[jax.ShapeDtypeStruct]:
+        """One replica's part of each array, without its values."""
+        return [
+            abstract(array, mesh.part_shape(layout, jax.typeof(array).shape))
+            for layout, array in zip(self.signature.layouts(), self.arrays)
+        ]
 
 
 def sort_arguments(
@@ -185,6 +182,7 @@ def sort_arguments(
     is_argument = is_leaf if mesh is not None else _is_whole_leaf
     leaves, tree = jax.tree.flatten((args, kwargs), is_leaf=is_argument)
     kinds: list[Kind] = []
+    given: list[Any] = []
     arrays: list[Any] = []
     wrapped = Layout.MIRRORED if in_cross_replica else Layout.PLAIN
     for leaf in leaves:
@@ -192,8 +190,10 @@ def sort_arguments(
         kinds.append(kind)
         if isinstance(kind, Layout):
             check_alive(array)
+            given.append(leaf)
             arrays.append(array)
-    return Call(args, kwargs, mesh, Signature(tree, tuple(kinds)), leaves, arrays)
+    signature = Signature(tree, tuple(kinds))
+    return Call(args, kwargs, mesh, signature, leaves, given, arrays)
 
 
 def _sort(leaf: Any, mesh: ReplicaMesh | None, wrapped: Layout) -> tuple[Kind, Any]:
@@ -234,3 +234,39 @@ def placed(array: Any, mesh: ReplicaMesh | None) -> Any:
     if mesh is None or not isinstance(array, jax.Array) or isinstance(array, Tracer):
         return array
     return mesh.mirror(array) if array.committed else array
+
+
+# Why another program is needed ----------------------------------------------------------
+
+
+def explain_change(old: Any, new: Any) -> str:
+    """What is different in the key of a call (place, signature, shapes), in words."""
+    if old is None or old[0] != new[0]:
+        return "it runs under another strategy, or with other settings of JAX"
+    signature, avals = new[1:]
+    if old[1].tree != signature.tree:
+        return f"the structure of the arguments changed from {old[1].tree} to {signature.tree}"
+    paths = signature.paths()
+    for path, before, now in zip(paths, old[1].kinds, signature.kinds):
+        if before != now:
+            return f"{path} changed from {_show_kind(before)} to {_show_kind(now)}"
+    dynamic = [p for p, k in zip(paths, signature.kinds) if not isinstance(k, Static)]
+    mesh = new[0][1] if isinstance(new[0], tuple) else None
+    for path, layout, before, now in zip(dynamic, signature.layouts(), old[2], avals):
+        if before != now:
+            shown = [_show_shape(aval, layout, mesh) for aval in (before, now)]
+            return f"{path} changed from {shown[0]} to {shown[1]}"
+    return "the copies of a variable are now different on each replica, or no longer so"
+
+
+def _show_shape(aval: Any, layout: Layout, mesh: ReplicaMesh | None) -> str:
+    """An argument's dtype and shape, as one replica sees it."""
+    shape = mesh.part_shape(layout, aval.shape) if mesh is not None else aval.shape
+    weak = ", weakly typed" if aval.weak_type else ""
+    return f"{aval.dtype.name}[{','.join(map(str, shape))}]{weak}"
+
+
+def _show_kind(kind: Layout | Static) -> str:
+    if isinstance(kind, Static):
+        return repr(kind.value)
+    return "a per-replica value" if kind.is_split else "an array or number"

@@ -25,13 +25,19 @@ from mirrax._src.base.values import (
     is_leaf,
 )
 from mirrax._src.collectives.launch import describe_program
-from mirrax._src.engines.arguments import Call, Static, freeze, sort_arguments, thaw
+from mirrax._src.engines.arguments import (
+    Call,
+    Static,
+    explain_change,
+    freeze,
+    sort_arguments,
+    thaw,
+)
 from mirrax._src.engines.closures import FunctionCache
 from mirrax._src.engines.eager import run_eagerly
 from mirrax._src.engines.inputs import SignatureChanged
 from mirrax._src.engines.loop import split_up, trace_steps
 from mirrax._src.engines.program import Part, Program, layouts_match
-from mirrax._src.engines.retracing import explain_change
 from mirrax._src.engines.trace import (
     trace_call,
     trace_replica,
@@ -193,15 +199,16 @@ class Function:
             return self._last[place].call_again(args, kwargs)
         except SignatureChanged:
             pass
-        if any(map(_is_data, jax.tree.leaves((args, kwargs), is_leaf=is_leaf))):
-            return self._call_on_host(args, kwargs)
-        try:
-            mesh = strategy.replica_mesh
-            call = sort_arguments(args, kwargs, mesh, in_cross_replica=True)
-            known = self.fn, call.signature, call.arrays, call.mesh
-            return self._execute(place, call, lambda: trace_call(*known))
-        except (RunEagerly, UnevenError):
-            return self._call_on_host(args, kwargs)
+        if not any(map(_is_data, jax.tree.leaves((args, kwargs), is_leaf=is_leaf))):
+            try:
+                mesh = strategy.replica_mesh
+                call = sort_arguments(args, kwargs, mesh, in_cross_replica=True)
+                known = self.fn, call.signature, call.arrays, call.mesh
+                return self._execute(place, call, lambda: trace_call(*known))
+            except (RunEagerly, UnevenError):
+                pass
+        with context.changed(compile_runs=self):  # on the host
+            return self._plain(*args, **kwargs)
 
     def run_on(self, strategy: StrategyLike, args: Args, kwargs: Kwargs) -> PyTree:
         """`strategy.run(self, args, kwargs)`, compiled."""
@@ -215,7 +222,7 @@ class Function:
             pass
         try:
             call = sort_arguments(args, kwargs, strategy.replica_mesh)
-            avals = call.signature.avals_of_part(call.arrays, strategy.replica_mesh)
+            avals = call.avals_of_part(strategy.replica_mesh)
             known, keep = (strategy, self.fn, call.signature, avals), not self._donate
             return self._execute(
                 strategy, call, lambda: trace_replica(*known, may_forward=keep)
@@ -230,10 +237,7 @@ class Function:
     ) -> PyTree:
         """What `fn(common, element)` gives for `elements` in turn, all in one program.
 
-        Args:
-            common: What all calls are given.
-            elements: What each call is given of its own.
-            keep_all: Whether to give the results of all calls, stacked; else the last ones.
+        With `keep_all` these are the results of all calls, stacked; else the last ones.
 
         Raises:
             UnlikeSteps, SlowInLoops, UnevenError, RunEagerly: If no one program can, or
@@ -256,10 +260,6 @@ class Function:
             return loop
 
         return self._execute(place, call, trace)
-
-    def _call_on_host(self, args: Args, kwargs: Kwargs) -> PyTree:
-        with context.changed(compile_runs=self):
-            return self._plain(*args, **kwargs)
 
     def _call_in_replica(
         self, here: context.Context, args: Args, kwargs: Kwargs

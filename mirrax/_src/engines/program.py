@@ -83,28 +83,16 @@ class Program:
         mesh = trace.mesh
         self._is_spread = mesh is not None and mesh.size > 1
         # Whether argument arrays may not be there yet.
-        self._moves = mesh is not None and mesh != call.mesh
-        must_look = self._is_spread or self._moves
-        arguments = list(call.arguments())
-        self._takes = [
-            choose_input(argument, leaves, kinds, must_look)
-            for argument, _, leaves, kinds in arguments
-        ]
-        self._trees = [tree for _, tree, *_ in arguments]
+        may_move = mesh is not None and mesh != call.mesh
+        must_look = self._is_spread or may_move
+        self._takes = [choose_input(*own, must_look) for own, _ in call.arguments()]
+        self._trees = [tree for _, tree in call.arguments()]
         self._looks = any(take is not None for take in self._takes)
         self._num_args = len(call.args)
         # Whether the result is a structure of arrays as they come.
         is_bare = all(out.layout is Layout.PLAIN for out in trace.outs)
         self._is_bare = is_bare and not self._is_spread
         self._gives_back = any(out.argument is not None for out in trace.outs)
-        # What the function closes over, where the program can use it.
-        self._consts = trace.closed.consts
-        if trace.is_replicas and mesh is not None:
-            self._consts = [
-                mesh.mirror(c) if isinstance(c, jax.Array) else c for c in self._consts
-            ]
-        # On several workers' devices, which JAX takes as arguments only.
-        self._spanning = [c for c in self._consts if _spans_workers(c)]
         # Donated: what is both read and written. Kept: what is only read.
         self._reused = [v for v in trace.reads if v in trace.writes]
         self._kept = [v for v in trace.reads if v not in trace.writes]
@@ -120,6 +108,14 @@ class Program:
         self._sealed = True  # JAX may not trace it again, but in `compile_and_call`
         self._label = label
         self._smallest: int | None = None
+        # What the function closes over, where the program can use it.
+        self._consts = trace.closed.consts
+        if trace.is_replicas and mesh is not None:
+            self._consts = [
+                mesh.mirror(c) if isinstance(c, jax.Array) else c for c in self._consts
+            ]
+        # On several workers' devices, which JAX takes as arguments only.
+        self._spanning = [c for c in self._consts if _spans_workers(c)]
         self._donate = [i for i in donate if i < self._num_args]
         # With `jax_debug_nans` JAX runs a failed step again, on the same arguments.
         self._debug = debug_nans.value
@@ -166,14 +162,10 @@ class Program:
         Raises:
             SignatureChanged: If another thread has just laid out a variable otherwise.
         """
-        arrays, mesh = call.arrays, self.trace.mesh
-        if self._moves:
-            layouts = call.signature.layouts()
-            arrays = [
-                a if layout.is_split else placed(a, mesh)
-                for a, layout in zip(arrays, layouts)
-            ]
-        inputs = self._as_inputs(arrays)
+        mesh, known = self.trace.mesh, zip(call.arrays, call.signature.layouts())
+        inputs = self._as_inputs(
+            [a if layout.is_split else placed(a, mesh) for a, layout in known]
+        )
         self._check_donated(inputs)
         try:
             with launching, self._unsealed():

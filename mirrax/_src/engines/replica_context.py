@@ -163,12 +163,7 @@ class ReplicaContext:
         return self.merge("merge_call", merge_fn, tuple(args), dict(kwargs or {}))
 
     def merge(
-        self,
-        what: str,
-        merge_fn: Fn,
-        args: Args,
-        kwargs: Kwargs | None = None,
-        detail: str = "",
+        self, what: str, merge_fn: Fn, args: Args, kwargs: Any = None, detail: str = ""
     ) -> PyTree:
         """A `merge_call` that messages call `what`; `detail` must be equal on all replicas."""
         # One replica, or the program of all: `merge_fn` runs here and now.

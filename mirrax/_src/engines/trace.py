@@ -22,7 +22,6 @@ from mirrax._src.base.values import (
     Args,
     Fn,
     Kwargs,
-    Mirrored,
     PerReplica,
     PyTree,
     ReplicaValues,
@@ -55,62 +54,33 @@ def trace_replica(
     may_forward: bool = True,
     who: str | None = None,
 ) -> Trace:
-    """Traces `fn` once, as every replica will run it.
+    """Traces `fn` once, as every replica will run it on its part of the arguments, `avals`.
 
-    Args:
-        strategy: Whose replicas run `fn`.
-        fn: The replica function.
-        signature: The structure and kinds of its arguments.
-        avals: One replica's part of each argument array.
-        mode: `REPLICAS`, or `UNEVEN` if other replicas' arguments have other shapes.
-        is_update: Whether `fn` is one of `extended.update`, not of `run`.
-        parent: The frame of the traced code that calls `run`, if any.
-        may_forward: Whether a plain argument that is returned comes back as it is; it
-            cannot when it is donated.
-        who: Whom the trace is for, in messages; all replicas by default.
+    The mode is `UNEVEN` if other replicas' parts have other shapes, and `who` names the one
+    in messages. `parent` is the frame of the traced code that calls `run`, if any. A plain
+    argument that is returned comes back as it is, if it `may_forward`: it cannot when it is
+    donated.
     """
     mesh = strategy.replica_mesh
     who = who or f"the one program for all {strategy.num_replicas_in_sync} replica(s)"
-    layouts = signature.layouts()
     variables = {
         v: _layout_in(v, parent, mesh)
         for v in live_variables()
         # Of another strategy replicas can read those that have one value.
         if v.strategy is strategy or not isinstance(v, SyncOnReadVariable)
     }
-
-    def body(values: list[jax.Array], arrays: list[jax.Array]) -> _Traced:
-        frame = Frame(dict(zip(variables, values)), mode, parent)
-        here = Context(strategy, frame=frame, **_place(strategy, is_update))
-        args, kwargs = signature.rebuild(arrays)
-        try:
-            with frame, context.enter(here):
-                result = fn(*args, **kwargs)
-                leaves, tree = jax.tree.flatten(result, is_leaf=is_leaf)
-                leaves = [_own_result(leaf) for leaf in leaves]
-        except Exception as error:
-            error.add_note(f"Raised in {who}.")
-            raise
-        plain = [i for i, k in enumerate(layouts) if may_forward and not k.is_split]
-        given = {id(arrays[i]): i for i in plain}
-        results = [(_out(leaf, given), leaf) for leaf in leaves]
-        written = [(value, Layout.PLAIN) for value in frame.writes.values()]
-        return frame, tree, results, written, mesh
-
-    shapes = [v.shape for v in variables]
-    axis = (AXIS_NAME, mesh.size)
-    traced = _stage(body, signature, variables, shapes, list(avals), axis)
-    ins = [*traced.reads.values(), *layouts]
+    replica = None if is_update else SpmdReplicaContext(strategy)
+    here = Context(strategy, replica, updating=0 if is_update else None)
+    known = signature, avals, variables, mesh, mode, here, parent, may_forward
+    try:
+        traced = _trace(fn, *known)
+    except Exception as error:
+        error.add_note(f"Raised in {who}.")
+        raise
+    ins = [*traced.reads.values(), *signature.layouts()]
     it = iter(_out_layouts(traced.closed, ins, mesh))
     outs = tuple(Out(next(it), mesh) if out.is_array else out for out in traced.outs)
-    return replace(traced, outs=outs, writes=dict(zip(traced.writes, it)))
-
-
-def _place(strategy: StrategyLike, is_update: bool) -> dict[str, Any]:
-    """In what context replicas' code runs: in a replica's, or in that of an update."""
-    if is_update:
-        return {"replica": None, "updating": 0}
-    return {"replica": SpmdReplicaContext(strategy), "updating": None}
+    return replace(traced, outs=outs, writes=dict(zip(traced.writes, it)), mesh=mesh)
 
 
 def _out_layouts(
@@ -126,25 +96,6 @@ def _out_layouts(
     ]
 
 
-def _own_result(leaf: Any) -> Any:
-    """A leaf that a replica function returns, as this replica's own."""
-    is_of_all = isinstance(leaf, PerReplica) and leaf.layout is not Layout.OWN
-    if is_of_all or (isinstance(leaf, Mirrored) and leaf.array is None):
-        raise ValueError(
-            "A replica function returned a per-replica value, which has parts of all "
-            "replicas; return this replica's part only."
-        )
-    return leaf.array if isinstance(leaf, ReplicaValues) else leaf
-
-
-def _out(leaf: Any, given: Mapping[int, int]) -> Out:
-    # An array made while tracing is an output. One that existed before is the same object
-    # for all replicas and comes back as itself, and so does a plain argument.
-    if id(leaf) in given:
-        return Out(argument=given[id(leaf)])
-    return Out(Layout.PLAIN) if isinstance(leaf, Tracer) else Out(static=leaf)
-
-
 def run_in_trace(
     strategy: StrategyLike, fn: Fn, args: Args, kwargs: Kwargs, is_update: bool = False
 ) -> PyTree:
@@ -157,10 +108,8 @@ def run_in_trace(
     if parent is not None:
         parent.meshes.append(mesh)
     call = sort_arguments(args, kwargs, mesh)
-    avals = call.signature.avals_of_part(call.arrays, mesh)
-    traced = trace_replica(
-        strategy, fn, call.signature, avals, is_update=is_update, parent=parent
-    )
+    known = strategy, fn, call.signature, call.avals_of_part(mesh)
+    traced = trace_replica(*known, is_update=is_update, parent=parent)
     values = [_array_in(v, parent, mesh) for v in traced.reads]
     results, written = traced.apply(values, call.arrays, traced.closed.consts)
     for (variable, layout), array in zip(traced.writes.items(), written):
@@ -184,7 +133,8 @@ def _run_in_program(
         return PerReplica.of(leaf, mesh, Layout.OWN) if is_own else leaf
 
     args, kwargs = parts_of((args, kwargs), mesh, None)
-    with context.changed(**_place(strategy, is_update)):
+    replica = None if is_update else SpmdReplicaContext(strategy)
+    with context.changed(replica=replica, updating=0 if is_update else None):
         result = fn(*args, **kwargs)
     return jax.tree.map(spread, result, is_leaf=is_leaf)
 
@@ -208,30 +158,81 @@ def trace_call(
         v: Layout.PLAIN if is_part else v.in_one_array()[1] for v in live_variables()
     }
 
-    def body(values: list[jax.Array], arrays: list[jax.Array]) -> _Traced:
-        known = zip(variables.items(), values)
-        frame = Frame({v: _seen(v, x, k) for (v, k), x in known}, mode)
+    avals = list(map(abstract, arrays))
+    return _trace(fn, signature, avals, variables, mesh, mode, context.current())
+
+
+# Both -------------------------------------------------------------------------------------
+
+
+def _trace(
+    fn: Fn,
+    signature: Signature,
+    avals: Sequence[jax.ShapeDtypeStruct],
+    variables: Mapping[Variable, Layout],
+    mesh: ReplicaMesh | None,
+    mode: Mode,
+    here: Context,
+    parent: Frame | None = None,
+    may_forward: bool = False,
+) -> Trace:
+    """Traces `fn` in the context `here`; `variables` lie so for whoever calls it."""
+    layouts = signature.layouts()
+    inside = {v: Layout.PLAIN if mode.is_local else k for v, k in variables.items()}
+
+    def body(values: list[jax.Array], arrays: list[jax.Array]) -> Any:
+        seen = {v: _seen(v, x, k) for (v, k), x in zip(inside.items(), values)}
+        frame = Frame(seen, mode, parent)
         args, kwargs = signature.rebuild(
-            a if k is Layout.PLAIN else wrapped(a, k, mesh)
-            for a, k in zip(arrays, signature.layouts())
+            a if mode.is_program or k is Layout.PLAIN else wrapped(a, k, mesh)
+            for a, k in zip(arrays, layouts)
         )
-        with frame, context.changed(frame=frame):
-            result = fn(*args, **kwargs)
-        leaves, tree = jax.tree.flatten(result, is_leaf=_is_result)
-        results = [_unwrapped(leaf) for leaf in leaves]
+        plain = [i for i, k in enumerate(layouts) if may_forward and not k.is_split]
+        given = {id(arrays[i]): i for i in plain}
+        is_result = is_leaf if mode.is_program else _is_result
+        with frame, context.enter(replace(here, frame=frame)):
+            leaves, tree = jax.tree.flatten(fn(*args, **kwargs), is_leaf=is_result)
+            results = [_out(leaf, given, mode) for leaf in leaves]
         written = [_laid_out(v, value) for v, value in frame.writes.items()]
-        return frame, tree, results, written, None if is_part else _mesh_used(frame)
+        known = (
+            tree,
+            tuple(out for out, _ in results),
+            set(frame.reads),
+            {v: layout for v, (_, layout) in zip(frame.writes, written)},
+            tuple(frame.created),
+            None if mode is Mode.PART else _mesh_used(frame),
+        )
+        outs = [array for out, array in results if out.is_array]
+        return [*outs, *(array for array, _ in written)], known
 
-    shapes = [_whole_shape(v, layout) for v, layout in variables.items()]
-    return _stage(body, signature, variables, shapes, list(map(abstract, arrays)))
+    shapes = {v: _whole_shape(v, layout) for v, layout in inside.items()}
+    values = [jax.ShapeDtypeStruct(shape, v.dtype) for v, shape in shapes.items()]
+    axis = (AXIS_NAME, mesh.size) if mode.is_program and mesh is not None else None
+    closed, known = make_jaxpr(body, axis, (values, list(avals)))
+    tree, outs, used, writes, created, on = known
+    closed = only_used(closed, variables, used)
+    reads = {v: layout for v, layout in variables.items() if v in used}
+    program = mode.is_program
+    return Trace(closed, signature, reads, writes, created, tree, outs, on, program)
 
 
-def _unwrapped(leaf: Any) -> tuple[Out, Any]:
-    """A leaf that traced cross-replica code returns: its place, and its array."""
-    if isinstance(leaf, ReplicaValues) and leaf.array is not None:
+def _out(leaf: Any, given: Mapping[int, int], mode: Mode) -> tuple[Out, Any]:
+    """A leaf of a result: its place, and its array if it has one."""
+    is_distributed = isinstance(leaf, ReplicaValues)
+    if is_distributed and mode.is_program:
+        if leaf.layout not in (Layout.OWN, Layout.MIRRORED):
+            raise ValueError(
+                "A replica function returned a per-replica value, which has parts of all "
+                "replicas; return this replica's part only."
+            )
+        leaf = leaf.array
+    elif is_distributed and leaf.array is not None:
         return Out(leaf.layout, leaf.mesh), leaf.array
-    is_array = isinstance(leaf, Tracer)
-    return (Out(Layout.PLAIN), leaf) if is_array else (Out(static=leaf), None)
+    # An array made while tracing is an output. One that existed before is the same object
+    # for all replicas and comes back as itself, and so does a plain argument.
+    if id(leaf) in given:
+        return Out(argument=given[id(leaf)]), None
+    return Out(Layout.PLAIN) if isinstance(leaf, Tracer) else Out(static=leaf), leaf
 
 
 def _is_result(value: Any) -> bool:
@@ -246,45 +247,6 @@ def _mesh_used(frame: Frame) -> ReplicaMesh | None:
         v.strategy.replica_mesh for v in (*frame.reads, *frame.writes) if v.strategy
     ]
     return next(iter([*frame.meshes, *used]), None)
-
-
-# Both ------------------------------------------------------------------------------------
-
-# The frame, the structure of the result, its places and arrays, what each variable that was
-# written is and how that lies, and the mesh.
-_Traced = tuple[
-    Frame,
-    Any,
-    list[tuple[Out, Any]],
-    list[tuple[Any, Layout]],
-    ReplicaMesh | None,
-]
-
-
-def _stage(
-    body: Callable[[list[jax.Array], list[jax.Array]], _Traced],
-    signature: Signature,
-    variables: Mapping[Variable, Layout],
-    shapes: Sequence[tuple[int, ...]],
-    avals: list[jax.ShapeDtypeStruct],
-    axis: tuple[str, int] | None = None,
-) -> Trace:
-    """`body` of the arrays of `variables`, which have `shapes`, and of arguments, traced."""
-
-    def outputs(values: list[jax.Array], arrays: list[jax.Array]) -> Any:
-        frame, tree, results, written, mesh = body(values, arrays)
-        outs = tuple(out for out, _ in results)
-        writes = {v: layout for v, (_, layout) in zip(frame.writes, written)}
-        known = set(frame.reads), writes, tuple(frame.created), tree, outs, mesh
-        given = [array for out, array in results if out.is_array]
-        return [*given, *(array for array, _ in written)], known
-
-    values = [jax.ShapeDtypeStruct(s, v.dtype) for s, v in zip(shapes, variables)]
-    closed, known = make_jaxpr(outputs, axis, (values, avals))
-    used, *known = known
-    closed = only_used(closed, variables, used)
-    reads = {v: layout for v, layout in variables.items() if v in used}
-    return Trace(closed, signature, reads, *known, is_replicas=axis is not None)
 
 
 # Variables --------------------------------------------------------------------------------
