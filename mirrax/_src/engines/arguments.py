@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import functools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,7 @@ from jax.tree_util import keystr
 from mirrax._src.base.jax_compat import Tracer
 from mirrax._src.base.mesh import Layout, ReplicaMesh
 from mirrax._src.base.values import (
+    Fn,
     Mirrored,
     PerReplica,
     PyTree,
@@ -75,9 +77,17 @@ def freeze(name: str, value: Any) -> Frozen:
     return Frozen(value)
 
 
-def thaw(argument: Any) -> Any:
-    """An argument as the user gave it."""
-    return argument.value if isinstance(argument, Frozen) else argument
+def thawing(fn: Fn) -> Fn:
+    """`fn`, taking frozen arguments."""
+
+    def thaw(argument: Any) -> Any:
+        return argument.value if isinstance(argument, Frozen) else argument
+
+    @functools.wraps(fn)
+    def call(*args: Any, **kwargs: Any) -> PyTree:
+        return fn(*map(thaw, args), **{k: thaw(x) for k, x in kwargs.items()})
+
+    return call
 
 
 # What a leaf of arguments or results is: an array that lies so, or no array.
@@ -137,10 +147,8 @@ class Call:
     given: list[Any]
     arrays: list[Any]
 
-    def arguments(
-        self,
-    ) -> Iterator[tuple[tuple[Any, list[Any], Sequence[Kind]], Any]]:
-        """Each argument by position, and all by name as one: it, its leaves, kinds; its tree."""
+    def arguments(self) -> Iterator[tuple[tuple[Any, list[Any], Sequence[Kind]], Any]]:
+        """Each argument by position, all by name as one: it, its leaves and kinds; its tree."""
         start = 0
         every = (*self.args, self.kwargs) if self.kwargs else self.args
         by_position, by_name = self.signature.tree.children()
@@ -234,9 +242,6 @@ def placed(array: Any, mesh: ReplicaMesh | None) -> Any:
     if mesh is None or not isinstance(array, jax.Array) or isinstance(array, Tracer):
         return array
     return mesh.mirror(array) if array.committed else array
-
-
-# Why another program is needed ----------------------------------------------------------
 
 
 def explain_change(old: Any, new: Any) -> str:

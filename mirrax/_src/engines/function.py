@@ -31,13 +31,13 @@ from mirrax._src.engines.arguments import (
     explain_change,
     freeze,
     sort_arguments,
-    thaw,
+    thawing,
 )
 from mirrax._src.engines.closures import FunctionCache
 from mirrax._src.engines.eager import run_eagerly
 from mirrax._src.engines.inputs import SignatureChanged
 from mirrax._src.engines.loop import split_up, trace_steps
-from mirrax._src.engines.program import Part, Program, layouts_match
+from mirrax._src.engines.program import Program, compile_part, layouts_match
 from mirrax._src.engines.trace import (
     trace_call,
     trace_replica,
@@ -144,10 +144,10 @@ class Function:
         self._donate = (donate,) if isinstance(donate, int) else tuple(donate)
         self._static = (static,) if isinstance(static, str) else tuple(static)
         self._check_names()
-        self._plain = self._thawing(fn) if self._static else fn
+        self._plain = thawing(fn) if self._static else fn
         self._programs: dict[Any, list[Program]] = {}
         self._last = _Last()  # by strategy, and by where it is called
-        self._parts: dict[Any, Part | None] = {}
+        self._parts: dict[Any, Callable[[Call], PyTree] | None] = {}
         # How many traces, and the key of the last; of a method for each object.
         self._traces: dict[Any, tuple[int, Any]] = {}
         self.inner: FunctionCache[Function] = FunctionCache(Function)
@@ -193,7 +193,7 @@ class Function:
             args, kwargs = self._freeze(args, kwargs)
         strategy = here.strategy
         if here.replica is not None and strategy.num_replicas_in_sync > 1:
-            return self._call_in_replica(here, args, kwargs)
+            return self._call_in_replica(args, kwargs)
         place = (strategy, "call", here.replica is None, here.updating)
         try:
             return self._last[place].call_again(args, kwargs)
@@ -261,10 +261,9 @@ class Function:
 
         return self._execute(place, call, trace)
 
-    def _call_in_replica(
-        self, here: context.Context, args: Args, kwargs: Kwargs
-    ) -> PyTree:
+    def _call_in_replica(self, args: Args, kwargs: Kwargs) -> PyTree:
         """A call in an eager replica: compiled for it alone, where that is possible."""
+        here = context.current()
         call = sort_arguments(args, kwargs, None)
         key = call.key((here.strategy, context.local_index(here)))
         if key not in self._parts:
@@ -272,7 +271,7 @@ class Function:
             try:
                 traced = until_no_new_variables(lambda: trace_call(*known), self.fn)
                 self.note_trace(call.key(None))
-                self._parts[key] = Part(traced)
+                self._parts[key] = compile_part(traced)
             except RunEagerly:  # it meets other replicas
                 self._parts[key] = None
         part = self._parts[key]
@@ -320,16 +319,6 @@ class Function:
     @functools.cached_property
     def _signature(self) -> Signature:
         return signature(self.fn)
-
-    @staticmethod
-    def _thawing(fn: Fn) -> Fn:
-        """`fn`, taking frozen arguments."""
-
-        @functools.wraps(fn)
-        def call(*args: Any, **kwargs: Any) -> PyTree:
-            return fn(*map(thaw, args), **{k: thaw(x) for k, x in kwargs.items()})
-
-        return call
 
     # Why it was traced again -----------------------------------------------------------
 

@@ -73,8 +73,7 @@ class _Tree:
         self._static = [(i, k) for i, k in enumerate(kinds) if isinstance(k, Static)]
         self._dynamic = [i for i, k in enumerate(kinds) if isinstance(k, Layout)]
         # What has to be put together first takes the long way, and so do parts one by one.
-        is_usable = len(kinds) == len(leaves)
-        if not is_usable or any(leaf.layout is not kinds[i] for i, leaf in split):
+        if len(kinds) != len(leaves) or any(x.layout is not kinds[i] for i, x in split):
             self._tree = None
 
     def take(self, argument: Any) -> list[Any]:

@@ -8,9 +8,9 @@ next call, which passes it on as it is.
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
-from collections.abc import Iterator, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -46,10 +46,7 @@ _MIXED = (
 
 
 def lies_on(variable: Variable, mesh: ReplicaMesh | None) -> bool:
-    """Whether a program on `mesh` takes what the variable stores as it is.
-
-    One of another strategy lies on other devices, and an ordinary one may.
-    """
+    """Whether a program on `mesh` takes what the variable stores, which may lie elsewhere."""
     is_ours = isinstance(variable, DistributedVariable)
     return is_ours and (mesh is None or variable.strategy.replica_mesh == mesh)
 
@@ -82,9 +79,8 @@ class Program:
         self.trace = trace
         mesh = trace.mesh
         self._is_spread = mesh is not None and mesh.size > 1
-        # Whether argument arrays may not be there yet.
-        may_move = mesh is not None and mesh != call.mesh
-        must_look = self._is_spread or may_move
+        # Also where argument arrays may not be on the mesh yet.
+        must_look = self._is_spread or (mesh is not None and mesh != call.mesh)
         self._takes = [choose_input(*own, must_look) for own, _ in call.arguments()]
         self._trees = [tree for _, tree in call.arguments()]
         self._looks = any(take is not None for take in self._takes)
@@ -139,13 +135,12 @@ class Program:
         Raises:
             SignatureChanged: If they are not like those; nothing has happened then.
         """
-        given = (*args, kwargs) if kwargs else args
-        if len(args) != self._num_args or len(given) != len(self._takes):
+        inputs = (*args, kwargs) if kwargs else args
+        if len(args) != self._num_args or len(inputs) != len(self._takes):
             raise SignatureChanged
-        inputs = given
         if self._looks:
-            takes = self._takes
-            inputs = [x if take is None else take(x) for take, x in zip(takes, given)]
+            each = zip(self._takes, inputs)
+            inputs = [x if take is None else take(x) for take, x in each]
         if self._donate and self._is_spread:  # one device finds out by itself
             self._check_donated(inputs)
         results = self._run(inputs)
@@ -188,8 +183,6 @@ class Program:
 
     def _check_donated(self, inputs: Sequence[Any]) -> None:
         """Raises if an array that is given up is also given in another place."""
-        if not self._donate:
-            return
         ids = [list(map(id, jax.tree.leaves(x))) for x in inputs]
         donated = {number for i in self._donate for number in ids[i]}
         if sum(number in donated for each in ids for number in each) > len(donated):
@@ -354,17 +347,15 @@ def _spans_workers(const: Any) -> bool:
     return isinstance(const, jax.Array) and not const.is_fully_addressable
 
 
-class Part:
+def compile_part(trace: Trace) -> Callable[[Call], PyTree]:
     """A compiled part of an eager replica: reads and writes the copies of who calls it."""
+    jitted = jax.jit(functools.partial(trace.apply, consts=trace.closed.consts))
 
-    def __init__(self, trace: Trace) -> None:
-        self._trace = trace
-        self._jitted = jax.jit(partial(trace.apply, consts=trace.closed.consts))
-
-    def __call__(self, call: Call) -> PyTree:
-        trace = self._trace
+    def run(call: Call) -> PyTree:
         values = [v.concrete(is_local=True) for v in trace.reads]
-        results, written = self._jitted(values, call.arrays)
+        results, written = jitted(values, call.arrays)
         for variable, value in zip(trace.writes, written):
             variable.store_local(value)
         return trace.result(results, call.given)
+
+    return run

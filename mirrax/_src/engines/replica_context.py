@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -34,9 +34,6 @@ from mirrax._src.collectives.destinations import copy_to
 from mirrax._src.collectives.options import CommunicationOptions
 from mirrax._src.collectives.sparse import IndexedSlices
 from mirrax._src.engines.meeting import Meeting, Request
-
-# From leaves, and the gradients of what became of them, to gradients of the leaves.
-_PullBack = Callable[[list[Any], list[Any]], list[Any]]
 
 
 class ReplicaContext:
@@ -141,9 +138,7 @@ class ReplicaContext:
             starts = self.merge("all_gather", _start_positions, tuple(lengths))
             summed = self.all_reduce(ReduceOp.SUM, gradients, options)
             return [
-                lax.dynamic_slice_in_dim(
-                    total, start, leaf.shape[axis], axis % leaf.ndim
-                )
+                lax.dynamic_slice_in_dim(total, start, leaf.shape[axis], axis)
                 for total, start, leaf in zip(summed, starts, leaves)
             ]
 
@@ -172,9 +167,12 @@ class ReplicaContext:
         return parts_of(result, self._strategy.replica_mesh, self._own_index)
 
     def _collective(
-        self, what: tuple[str, str], merge: Fn, pull_back: _PullBack, leaves: list[Any]
+        self, what: tuple[str, str], merge: Fn, pull_back: Fn, leaves: list[Any]
     ) -> list[Any]:
-        """What `merge` makes of all replicas' leaves; a program has a gradient of its own."""
+        """What `merge` makes of all replicas' leaves.
+
+        `pull_back` is its gradient, for eager replicas; a program has one of its own.
+        """
         name, detail = what
         return list(self.merge(name, merge, tuple(leaves), detail=detail))
 
@@ -214,7 +212,7 @@ class SpmdReplicaContext(ReplicaContext):
         args, kwargs = jax.tree.map(spread, (args, kwargs), is_leaf=is_leaf)
         return super().merge(what, merge_fn, args, kwargs)
 
-    def _collective(self, what: Any, merge: Fn, pull_back: Any, leaves: Any) -> Any:
+    def _collective(self, what: Any, merge: Fn, pull_back: Fn, leaves: Any) -> Any:
         # An array that the function closes over is every replica's, and counts for each.
         def own(leaf: Any) -> Any:
             is_real = isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer)
@@ -241,7 +239,7 @@ class EagerReplicaContext(ReplicaContext):
         self._caller = caller
         self._mirrored_results = mirrored_results
 
-    def _collective(self, what: Any, merge: Fn, pull_back: Any, leaves: Any) -> Any:
+    def _collective(self, what: Any, merge: Fn, pull_back: Fn, leaves: Any) -> Any:
         # What `jax.grad` can go through: the values meet, and so do the gradients.
         meet = functools.partial(super()._collective, what, merge, pull_back)
         if not any(isinstance(x, Tracer) for x in jax.tree.leaves(leaves)):

@@ -243,10 +243,8 @@ def _is_result(value: Any) -> bool:
 
 def _mesh_used(frame: Frame) -> ReplicaMesh | None:
     """The mesh of the `run`s and variables in a traced call."""
-    used = [
-        v.strategy.replica_mesh for v in (*frame.reads, *frame.writes) if v.strategy
-    ]
-    return next(iter([*frame.meshes, *used]), None)
+    owners = [v.strategy for v in (*frame.reads, *frame.writes) if v.strategy]
+    return next(iter([*frame.meshes, *(owner.replica_mesh for owner in owners)]), None)
 
 
 # Variables --------------------------------------------------------------------------------
@@ -295,11 +293,11 @@ def until_no_new_variables(trace: Callable[[], Trace], fn: Fn) -> Trace:
     traced = trace()
     if traced.created:
         traced = trace()
-    if traced.created:
-        names = ", ".join(repr(v.name) for v in traced.created)
-        raise ValueError(
-            f"{getattr(fn, '__name__', fn)!r} makes new variables ({names}) each time it is "
-            "traced. A compiled function may make variables on its first call only: keep "
-            "them, for example `if self.w is None: self.w = mx.Variable(...)`."
-        )
-    return traced
+    if not traced.created:
+        return traced
+    names = ", ".join(repr(v.name) for v in traced.created)
+    raise ValueError(
+        f"{getattr(fn, '__name__', fn)!r} makes new variables ({names}) each time it is "
+        "traced. A compiled function may make variables on its first call only: keep "
+        "them, for example `if self.w is None: self.w = mx.Variable(...)`."
+    )
