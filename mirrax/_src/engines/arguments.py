@@ -74,7 +74,7 @@ def freeze(name: str, value: Any) -> Frozen:
             f"Argument {name!r} is static (`static_argnames`), so it must be hashable, to be "
             f"compared with that of other calls; got {value!r}."
         ) from None
-    return Frozen(value)
+    return Frozen.of(value)
 
 
 def thawing(fn: Fn) -> Fn:

@@ -310,7 +310,8 @@ class Function:
         self, args: Args, kwargs: Kwargs
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments, with those named in `static_argnames` made static."""
-        bound = self._signature.bind(*args, **kwargs)
+        named = {k: freeze(k, kwargs[k]) for k in self._static if k in kwargs}
+        bound = self._signature.bind(*args, **kwargs | named)
         for name in self._static:
             if name in bound.arguments:
                 bound.arguments[name] = freeze(name, bound.arguments[name])

@@ -299,9 +299,8 @@ class Program:
                 variable.move_to(home, i, self.trace.writes[variable])
             home.is_whole = True
             for variable in self._written:
-                if (
-                    variable.strategy is None and self._is_spread
-                ):  # it has one copy only
+                # One that no strategy has made has one copy only.
+                if variable.strategy is None and self._is_spread:
                     variable.stored = first_copy(variable.stored)
         if self._handed_on:
             handed_out.update(self._handed_on)
