@@ -65,7 +65,7 @@ class Frozen(Static):
         return True
 
 
-def freeze(name: str, value: Any) -> Frozen:
+def freeze(name: str, value: Any) -> Static:
     """The argument `name`, which the user wants static."""
     try:
         hash(value)
