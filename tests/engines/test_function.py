@@ -129,6 +129,16 @@ def test_static_arguments_are_python_values():
     assert power.trace_count == 2
 
 
+def test_static_arguments_among_others_by_name():
+    @mx.function(static_argnames="depth")
+    def power(x, **options):
+        assert isinstance(options["depth"], int)
+        return x ** options["depth"] + options["y"]
+
+    assert [power(2.0, depth=3, y=y) for y in (1.0, 2.0)] == [9.0, 10.0]
+    assert power.trace_count == 1
+
+
 def test_several_static_arguments_and_defaults():
     @mx.function(static_argnames=("shape", "how"))
     def make(x, shape, how="zeros"):

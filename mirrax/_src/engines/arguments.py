@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import enum
+import functools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
-import numpy as np
+from jax.tree_util import keystr
 
 from mirrax._src.base.jax_compat import Tracer
 from mirrax._src.base.mesh import Layout, ReplicaMesh
 from mirrax._src.base.values import (
+    Fn,
     Mirrored,
     PerReplica,
     PyTree,
@@ -25,25 +27,45 @@ from mirrax._src.base.values import (
     join,
 )
 
+_COMPARED = (str, bytes, bool, frozenset, type, enum.Enum)
 
-@dataclass(frozen=True, slots=True)
-class Frozen:
-    """An argument that the user wants as a Python value; compared by value and type."""
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Static:
+    """A leaf that is no array: the program is built for this very value."""
 
     value: Any
 
+    @classmethod
+    def of(cls, leaf: Any) -> Static:
+        """A leaf of arguments, which may be frozen."""
+        return leaf if isinstance(leaf, Static) else cls(leaf)
+
+    def _is_compared(self) -> bool:
+        # Only plain values are; `==` of anything else may be an array.
+        return isinstance(self.value, _COMPARED)
+
     def __eq__(self, other: object) -> bool:
-        return (
-            isinstance(other, Frozen)
-            and type(self.value) is type(other.value)
-            and self.value == other.value
-        )
+        if not isinstance(other, Static) or type(self) is not type(other):
+            return False
+        mine, theirs = self.value, other.value
+        is_alike = type(mine) is type(theirs) and self._is_compared()
+        return mine is theirs or (is_alike and mine == theirs)
 
     def __hash__(self) -> int:
-        return hash((type(self.value), self.value))
+        return hash(self.value) if self._is_compared() else id(self.value)
 
 
-def freeze(name: str, value: Any) -> Frozen:
+class Frozen(Static):
+    """An argument that the user wants as a Python value; compared by value and type."""
+
+    __slots__ = ()
+
+    def _is_compared(self) -> bool:
+        return True
+
+
+def freeze(name: str, value: Any) -> Static:
     """The argument `name`, which the user wants static."""
     try:
         hash(value)
@@ -52,35 +74,20 @@ def freeze(name: str, value: Any) -> Frozen:
             f"Argument {name!r} is static (`static_argnames`), so it must be hashable, to be "
             f"compared with that of other calls; got {value!r}."
         ) from None
-    return Frozen(value)
+    return Frozen.of(value)
 
 
-_COMPARED = (str, bytes, bool, frozenset, type, enum.Enum, Frozen)
+def thawing(fn: Fn) -> Fn:
+    """`fn`, taking frozen arguments."""
 
+    def thaw(argument: Any) -> Any:
+        return argument.value if isinstance(argument, Frozen) else argument
 
-@dataclass(frozen=True, slots=True)
-class Static:
-    """A leaf that is no array: the program is built for this very value."""
+    @functools.wraps(fn)
+    def call(*args: Any, **kwargs: Any) -> PyTree:
+        return fn(*map(thaw, args), **{k: thaw(x) for k, x in kwargs.items()})
 
-    value: Any
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Static):
-            return False
-        mine, theirs = self.value, other.value
-        if mine is theirs:
-            return True
-        # Only plain values are compared; `==` of anything else may be an array.
-        return (
-            type(mine) is type(theirs)
-            and isinstance(mine, _COMPARED)
-            and mine == theirs
-        )
-
-    def __hash__(self) -> int:
-        if isinstance(self.value, _COMPARED):
-            return hash(self.value)
-        return id(self.value)
+    return call
 
 
 # What a leaf of arguments or results is: an array that lies so, or no array.
@@ -108,33 +115,14 @@ class Signature:
         leaves = [k.value if isinstance(k, Static) else next(it) for k in self.kinds]
         return jax.tree.unflatten(self.tree, leaves)
 
-    def argument_trees(self) -> list[Any]:
-        """The structure of each argument by position, and of all by name."""
-        by_position, by_name = self.tree.children()
-        return [*by_position.children(), by_name]
-
-    def avals_of_part(
-        self, arrays: Iterable[Any], mesh: ReplicaMesh
-    ) -> list[jax.ShapeDtypeStruct]:
-        """One replica's part of each of `arrays`, without its values."""
-        return [
-            abstract(array, mesh.part_shape(layout, jax.typeof(array).shape))
-            for layout, array in zip(self.layouts(), arrays)
-        ]
-
     def paths(self) -> list[str]:
         """Where each leaf stands in the arguments, for messages."""
         marks = jax.tree.unflatten(self.tree, range(len(self.kinds)))
         flat = jax.tree_util.tree_flatten_with_path(marks)[0]
-        return [argument_path(path) for path, _ in flat]
-
-
-def argument_path(path: tuple[Any, ...]) -> str:
-    """The path of a leaf in `(args, kwargs)` as a person would name it."""
-    which, rest = path[0], path[1:]
-    if which.idx == 0:
-        return f"argument {rest[0].idx}" + jax.tree_util.keystr(rest[1:])
-    return f"argument {rest[0].key!r}" + jax.tree_util.keystr(rest[1:])
+        return [
+            f"argument {repr(path[1].key) if path[0].idx else path[1].idx}{keystr(path[2:])}"
+            for path, _ in flat
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,58 +132,76 @@ class Call:
     Attributes:
         args: The arguments by position.
         kwargs: The arguments by name.
+        mesh: Where programs for it run, if that is known.
         signature: What the program has to be built for.
         leaves: All leaves as they were given.
-        arrays: Those that are not static, placed for programs on the call's mesh.
+        given: Those that are not static.
+        arrays: The same, placed for programs on `mesh`.
     """
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+    mesh: ReplicaMesh | None
     signature: Signature
     leaves: list[Any]
+    given: list[Any]
     arrays: list[Any]
 
-    def arguments(self) -> Iterator[tuple[Any, list[Any], Sequence[Kind]]]:
-        """Each argument by position, and all by name as one, with its leaves and kinds."""
+    def arguments(self) -> Iterator[tuple[tuple[Any, list[Any], Sequence[Kind]], Any]]:
+        """Each argument by position, all by name as one: it, its leaves and kinds; its tree."""
         start = 0
         every = (*self.args, self.kwargs) if self.kwargs else self.args
-        for argument, tree in zip(every, self.signature.argument_trees()):
-            end = start + tree.num_leaves
-            yield argument, self.leaves[start:end], self.signature.kinds[start:end]
-            start = end
+        by_position, by_name = self.signature.tree.children()
+        for argument, tree in zip(every, (*by_position.children(), by_name)):
+            own = slice(start, start + tree.num_leaves)
+            yield (argument, self.leaves[own], self.signature.kinds[own]), tree
+            start = own.stop
 
-    @property
-    def given(self) -> list[Any]:
-        """The leaves that are not static, as they were given."""
-        return self.signature.arrays_of(self.leaves)
+    def key(self, place: Any) -> tuple[Any, Signature, tuple[Any, ...]]:
+        """What tells apart the calls at `place` that need programs of their own."""
+        return place, self.signature, tuple(map(abstract, self.arrays))
+
+    def avals_of_part(self, mesh: ReplicaMesh) -> list[jax.ShapeDtypeStruct]:
+        """One replica's part of each array, without its values."""
+        return [
+            abstract(array, mesh.part_shape(layout, jax.typeof(array).shape))
+            for layout, array in zip(self.signature.layouts(), self.arrays)
+        ]
 
 
 def sort_arguments(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     mesh: ReplicaMesh | None,
-    tell_mirrored: bool = False,
+    in_cross_replica: bool = False,
 ) -> Call:
     """The arguments of a call, for programs on `mesh`.
 
-    A replica gets the same from a `Mirrored` as from an array; `tell_mirrored` is for
-    cross-replica code, which does not.
+    A replica gets the same from a `Mirrored` as from an array; code `in_cross_replica`
+    context does not, and runs where distributed arguments lie.
 
     Raises:
         UnevenError: If a per-replica argument does not fit in one array.
     """
-    is_argument = is_leaf if mesh is not None else is_whole_leaf
+    if in_cross_replica:
+        values = jax.tree.leaves((args, kwargs), is_leaf=is_leaf)
+        found = (v.mesh for v in values if isinstance(v, ReplicaValues) and v.mesh)
+        mesh = next(found, mesh)
+    is_argument = is_leaf if mesh is not None else _is_whole_leaf
     leaves, tree = jax.tree.flatten((args, kwargs), is_leaf=is_argument)
     kinds: list[Kind] = []
+    given: list[Any] = []
     arrays: list[Any] = []
-    wrapped = Layout.MIRRORED if tell_mirrored else Layout.PLAIN
+    wrapped = Layout.MIRRORED if in_cross_replica else Layout.PLAIN
     for leaf in leaves:
         kind, array = _sort(leaf, mesh, wrapped)
         kinds.append(kind)
         if isinstance(kind, Layout):
             check_alive(array)
+            given.append(leaf)
             arrays.append(array)
-    return Call(args, kwargs, Signature(tree, tuple(kinds)), leaves, arrays)
+    signature = Signature(tree, tuple(kinds))
+    return Call(args, kwargs, mesh, signature, leaves, given, arrays)
 
 
 def _sort(leaf: Any, mesh: ReplicaMesh | None, wrapped: Layout) -> tuple[Kind, Any]:
@@ -203,41 +209,26 @@ def _sort(leaf: Any, mesh: ReplicaMesh | None, wrapped: Layout) -> tuple[Kind, A
         array = leaf.array if leaf.array is not None else leaf.values[0]
         return wrapped, placed(array, mesh)
     if isinstance(leaf, PerReplica):
-        if is_one_number(leaf, mesh):
+        if _is_one_number(leaf, mesh):
             return Layout.PLAIN, leaf.values[0]
         array, layout = join(leaf, mesh) if mesh else (leaf.array, leaf.layout)
         assert layout is not None
         return layout, array
-    is_object = isinstance(leaf, np.ndarray) and leaf.dtype == object
-    if is_array(leaf) and not is_object:
+    if is_number(leaf) or (is_array(leaf) and leaf.dtype != object):
         return Layout.PLAIN, placed(leaf, mesh)
-    return (Layout.PLAIN, leaf) if is_number(leaf) else (Static(leaf), None)
+    return Static.of(leaf), None
 
 
-def mesh_of_arguments(
-    args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> ReplicaMesh | None:
-    """The mesh that distributed arguments bring along, if any does."""
-    for leaf in jax.tree.leaves((args, kwargs), is_leaf=is_leaf):
-        if isinstance(leaf, ReplicaValues) and leaf.mesh is not None:
-            return leaf.mesh
-    return None
-
-
-def is_one_number(value: PerReplica, mesh: ReplicaMesh | None) -> bool:
+def _is_one_number(value: PerReplica, mesh: ReplicaMesh | None) -> bool:
     """Whether all parts are the same Python number, which need not travel as an array."""
-    is_known = value.array is None and not (mesh is not None and mesh.spans_workers)
-    parts = value.values if is_known else ()
-    return (
-        bool(parts) and is_number(parts[0]) and all(part is parts[0] for part in parts)
-    )
+    if not is_apart(value) or (mesh is not None and mesh.spans_workers):
+        return False
+    parts = value.values
+    return all(is_number(part) and part is parts[0] for part in parts) and bool(parts)
 
 
-def is_whole_leaf(value: Any) -> bool:
-    """What is a leaf where no mesh is known on which parts could be joined.
-
-    Parts that are apart travel one by one, until a `run` says where.
-    """
+def _is_whole_leaf(value: Any) -> bool:
+    # Where no mesh is known parts that are apart travel one by one, until a `run` says where.
     return is_leaf(value) and not is_apart(value)
 
 
@@ -251,3 +242,36 @@ def placed(array: Any, mesh: ReplicaMesh | None) -> Any:
     if mesh is None or not isinstance(array, jax.Array) or isinstance(array, Tracer):
         return array
     return mesh.mirror(array) if array.committed else array
+
+
+def explain_change(old: Any, new: Any) -> str:
+    """What is different in the key of a call (place, signature, shapes), in words."""
+    if old is None or old[0] != new[0]:
+        return "it runs under another strategy, or with other settings of JAX"
+    signature, avals = new[1:]
+    if old[1].tree != signature.tree:
+        return f"the structure of the arguments changed from {old[1].tree} to {signature.tree}"
+    paths = signature.paths()
+    for path, before, now in zip(paths, old[1].kinds, signature.kinds):
+        if before != now:
+            return f"{path} changed from {_show_kind(before)} to {_show_kind(now)}"
+    dynamic = [p for p, k in zip(paths, signature.kinds) if not isinstance(k, Static)]
+    mesh = new[0][1] if isinstance(new[0], tuple) else None
+    for path, layout, before, now in zip(dynamic, signature.layouts(), old[2], avals):
+        if before != now:
+            shown = [_show_shape(aval, layout, mesh) for aval in (before, now)]
+            return f"{path} changed from {shown[0]} to {shown[1]}"
+    return "the copies of a variable are now different on each replica, or no longer so"
+
+
+def _show_shape(aval: Any, layout: Layout, mesh: ReplicaMesh | None) -> str:
+    """An argument's dtype and shape, as one replica sees it."""
+    shape = mesh.part_shape(layout, aval.shape) if mesh is not None else aval.shape
+    weak = ", weakly typed" if aval.weak_type else ""
+    return f"{aval.dtype.name}[{','.join(map(str, shape))}]{weak}"
+
+
+def _show_kind(kind: Layout | Static) -> str:
+    if isinstance(kind, Static):
+        return repr(kind.value)
+    return "a per-replica value" if kind.is_split else "an array or number"

@@ -28,31 +28,23 @@ def run_replicas(
         return run_in_trace(strategy, fn, args, kwargs)
     if type(fn) is Function:
         return fn.run_on(strategy, args, kwargs)
-    found = as_function(fn, args, kwargs)
-    if found is None and here.compile_runs:
+    inner, own_args, own_kwargs = _unbound(fn, args, kwargs)
+    if isinstance(inner, Function):
+        return inner.run_on(strategy, own_args, own_kwargs)
+    if here.compile_runs:
         compiled, first = here.compile_runs.inner.compiled(fn)
-        found = compiled, (*first, *args), kwargs
-    if found is None:
-        _note_eager_run(fn)
-        return run_eagerly(strategy, fn, args, kwargs)
-    compiled, args, kwargs = found
-    return compiled.run_on(strategy, args, kwargs)
+        return compiled.run_on(strategy, (*first, *args), kwargs)
+    _note_eager_run(fn)
+    return run_eagerly(strategy, fn, args, kwargs)
 
 
-def as_function(
-    fn: Any, args: Args, kwargs: Kwargs
-) -> tuple[Function, tuple[Any, ...], dict[str, Any]] | None:
-    """The `Function` in `fn`, with the arguments bound to it before the others.
-
-    `fn` may be one itself, a method of one, or a `functools.partial` of these.
-    """
-    if isinstance(fn, Function):
-        return fn, args, kwargs
+def _unbound(fn: Any, args: Args, kwargs: Kwargs) -> tuple[Any, Args, Kwargs]:
+    """The function in a method or a `functools.partial`, with all its arguments."""
     if isinstance(fn, types.MethodType):
-        return as_function(fn.__func__, (fn.__self__, *args), kwargs)
+        return _unbound(fn.__func__, (fn.__self__, *args), kwargs)
     if isinstance(fn, functools.partial):
-        return as_function(fn.func, (*fn.args, *args), {**fn.keywords, **kwargs})
-    return None
+        return _unbound(fn.func, (*fn.args, *args), {**fn.keywords, **kwargs})
+    return fn, args, kwargs
 
 
 def _note_eager_run(fn: Any) -> None:

@@ -31,7 +31,6 @@ from mirrax._src.base.values import (
 )
 from mirrax._src.engines.meeting import Meeting
 from mirrax._src.engines.replica_context import EagerReplicaContext, ReplicaContext
-from mirrax._src.engines.trace import raised_in
 
 
 def run_eagerly(strategy: StrategyLike, fn: Fn, args: Args, kwargs: Kwargs) -> PyTree:
@@ -41,8 +40,11 @@ def run_eagerly(strategy: StrategyLike, fn: Fn, args: Args, kwargs: Kwargs) -> P
 
     if mesh.size == 1:
         alone = replace(caller, replica=ReplicaContext(strategy))
-        with raised_in(strategy.describe_replica(0)):
+        try:
             return _call(fn, args, kwargs, alone, mesh, 0)
+        except Exception as error:
+            error.add_note(f"Raised in {strategy.describe_replica(0)}.")
+            raise
 
     meeting = Meeting(strategy.describe_replica)
     apply_settings = thread_settings()

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import functools
-import inspect
+import operator
 import types
-from collections import Counter
 from collections.abc import Callable, Sequence
+from inspect import Parameter, Signature, signature
 from typing import Any, overload
 
 import jax
@@ -14,7 +14,6 @@ import jax
 from mirrax._src.base import context
 from mirrax._src.base.errors import RunEagerly, warn_user
 from mirrax._src.base.jax_compat import outside_traces
-from mirrax._src.base.mesh import ReplicaMesh
 from mirrax._src.base.protocols import Mode, StrategyLike
 from mirrax._src.base.values import (
     Args,
@@ -22,26 +21,23 @@ from mirrax._src.base.values import (
     Kwargs,
     PyTree,
     UnevenError,
-    abstract,
     is_array,
     is_leaf,
 )
 from mirrax._src.collectives.programs import describe_program
 from mirrax._src.engines.arguments import (
     Call,
-    Frozen,
-    Signature,
     Static,
+    explain_change,
     freeze,
-    mesh_of_arguments,
     sort_arguments,
+    thawing,
 )
 from mirrax._src.engines.closures import FunctionCache
 from mirrax._src.engines.eager import run_eagerly
 from mirrax._src.engines.inputs import SignatureChanged
 from mirrax._src.engines.loop import split_up, trace_steps
-from mirrax._src.engines.program import Part, Program
-from mirrax._src.engines.retracing import explain_change
+from mirrax._src.engines.program import Program, compile_part, layouts_match
 from mirrax._src.engines.trace import (
     trace_call,
     trace_replica,
@@ -56,6 +52,13 @@ _Names = str | Sequence[str]
 _WARN_AFTER = 5
 _MOST_TRIES = 100
 _run_eagerly = False
+# Of JAX, for which a program is built.
+_settings = operator.attrgetter(
+    "jax_enable_x64",
+    "jax_default_matmul_precision",
+    "jax_numpy_dtype_promotion",
+    "jax_debug_nans",
+)
 
 
 def run_functions_eagerly(run_eagerly: bool) -> None:
@@ -113,6 +116,13 @@ def function(
     return fn if is_made else Function(fn, donate_argnums, static_argnames)
 
 
+class _Last(dict[Any, Program]):
+    """The last program at each place."""
+
+    def __missing__(self, place: Any) -> Program:
+        raise SignatureChanged
+
+
 class Function:
     """A function that compiles itself; made by `mx.function`.
 
@@ -134,11 +144,12 @@ class Function:
         self._donate = (donate,) if isinstance(donate, int) else tuple(donate)
         self._static = (static,) if isinstance(static, str) else tuple(static)
         self._check_names()
+        self._plain = thawing(fn) if self._static else fn
         self._programs: dict[Any, list[Program]] = {}
-        self._last: dict[Any, Program] = {}  # by strategy, and by where it is called
-        self._parts: dict[Any, Part | None] = {}
-        self._last_key: dict[Any, Any] = {}
-        self._traces: Counter[Any] = Counter()
+        self._last = _Last()  # by strategy, and by where it is called
+        self._parts: dict[Any, Callable[[Call], PyTree] | None] = {}
+        # How many traces, and the key of the last; of a method for each object.
+        self._traces: dict[Any, tuple[int, Any]] = {}
         self.inner: FunctionCache[Function] = FunctionCache(Function)
         self._split: dict[Variable, None] = {}  # what loops want in parts
         self.cuts: dict[Any, list[Any]] = {}  # for uneven batches
@@ -146,24 +157,21 @@ class Function:
     def _check_names(self) -> None:
         """Raises for an argument that is named but that the function does not have."""
         try:
-            parameters = inspect.signature(self.fn).parameters.values()
+            parameters = self._signature.parameters.values()
         except (TypeError, ValueError):
             return  # a function without a signature
-        kinds = {p.kind for p in parameters}
+        kinds = [p.kind for p in parameters]
         known = [p.name for p in parameters]
         for name in self._static:
-            if name not in known and inspect.Parameter.VAR_KEYWORD not in kinds:
+            if name not in known and Parameter.VAR_KEYWORD not in kinds:
                 raise ValueError(
                     f"`static_argnames` names {name!r}, but {self!r} has no such argument; it "
                     f"has {', '.join(known)}."
                 )
-        by_position = (
-            inspect.Parameter.POSITIONAL_ONLY,
-            inspect.Parameter.POSITIONAL_OR_KEYWORD,
-        )
-        count = sum(p.kind in by_position for p in parameters)
+        by_position = Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD
+        count = sum(map(kinds.count, by_position))
         for i in self._donate:
-            if not 0 <= i < count and inspect.Parameter.VAR_POSITIONAL not in kinds:
+            if not 0 <= i < count and Parameter.VAR_POSITIONAL not in kinds:
                 raise ValueError(
                     f"`donate_argnums` names argument {i}, but {self!r} has {count} "
                     "positional argument(s), counted from 0."
@@ -185,145 +193,104 @@ class Function:
             args, kwargs = self._freeze(args, kwargs)
         strategy = here.strategy
         if here.replica is not None and strategy.num_replicas_in_sync > 1:
-            return self._call_in_replica(here, args, kwargs)
+            return self._call_in_replica(args, kwargs)
         place = (strategy, "call", here.replica is None, here.updating)
-        last = self._last.get(place)
-        if last is not None:
-            try:
-                return last.call_again(args, kwargs)
-            except SignatureChanged:
-                pass
-        if any(map(_is_data, jax.tree.leaves((args, kwargs), is_leaf=is_leaf))):
-            return self._call_on_host(args, kwargs)
-        mesh = mesh_of_arguments(args, kwargs) or strategy.replica_mesh
         try:
-            call = sort_arguments(args, kwargs, mesh, tell_mirrored=True)
-            fn, signature, arrays = self._thawing_fn(), call.signature, call.arrays
-            return self._execute(
-                place,
-                mesh,
-                call,
-                lambda: trace_call(fn, signature, arrays, mesh),
-            )
-        except (RunEagerly, UnevenError):
-            return self._call_on_host(args, kwargs)
+            return self._last[place].call_again(args, kwargs)
+        except SignatureChanged:
+            pass
+        if not any(map(_is_data, jax.tree.leaves((args, kwargs), is_leaf=is_leaf))):
+            try:
+                mesh = strategy.replica_mesh
+                call = sort_arguments(args, kwargs, mesh, in_cross_replica=True)
+                known = self.fn, call.signature, call.arrays, call.mesh
+                return self._execute(place, call, lambda: trace_call(*known))
+            except (RunEagerly, UnevenError):
+                pass
+        with context.changed(compile_runs=self):  # on the host
+            return self._plain(*args, **kwargs)
 
     def run_on(self, strategy: StrategyLike, args: Args, kwargs: Kwargs) -> PyTree:
         """`strategy.run(self, args, kwargs)`, compiled."""
         if self._static:
             args, kwargs = self._freeze(args, kwargs)
-        last = self._last.get(strategy)
-        if last is not None and not _run_eagerly:
-            try:
-                return last.call_again(args, kwargs)
-            except SignatureChanged:
-                pass
-        fn = self._thawing_fn()
         if _run_eagerly:
-            return run_eagerly(strategy, fn, args, kwargs)
-        mesh = strategy.replica_mesh
+            return run_eagerly(strategy, self._plain, args, kwargs)
         try:
-            call = sort_arguments(args, kwargs, mesh)
-            signature = call.signature
-            avals = signature.avals_of_part(call.arrays, mesh)
-            keep = not self._donate
+            return self._last[strategy].call_again(args, kwargs)
+        except SignatureChanged:
+            pass
+        try:
+            call = sort_arguments(args, kwargs, strategy.replica_mesh)
+            avals = call.avals_of_part(strategy.replica_mesh)
+            known, keep = (strategy, self.fn, call.signature, avals), not self._donate
             return self._execute(
-                strategy,
-                mesh,
-                call,
-                lambda: trace_replica(strategy, fn, signature, avals, may_forward=keep),
+                strategy, call, lambda: trace_replica(*known, may_forward=keep)
             )
         except UnevenError:
-            return run_uneven(self, strategy, fn, args, kwargs)
+            return run_uneven(self, strategy, self._plain, args, kwargs)
         except RunEagerly:
-            return run_eagerly(strategy, fn, args, kwargs)
+            return run_eagerly(strategy, self._plain, args, kwargs)
 
     def call_for_each(
         self, common: tuple[Any, ...], elements: Sequence[PyTree], keep_all: bool
     ) -> PyTree:
         """What `fn(common, element)` gives for `elements` in turn, all in one program.
 
-        Args:
-            common: What all calls are given.
-            elements: What each call is given of its own.
-            keep_all: Whether to give the results of all calls, stacked; else the last ones.
+        With `keep_all` these are the results of all calls, stacked; else the last ones.
 
         Raises:
             UnlikeSteps, SlowInLoops, UnevenError, RunEagerly: If no one program can, or
                 should, do it.
         """
         strategy = context.current().strategy
-        args = (common, *elements)
+        args, place = (common, *elements), (strategy, keep_all)
         split_up(self._split)
-        place = (strategy, keep_all)
-        last = self._last.get(place)
-        if last is not None:
-            try:
-                return last.call_again(args, {})
-            except SignatureChanged:
-                pass
-        mesh = mesh_of_arguments(args, {}) or strategy.replica_mesh
+        try:
+            return self._last[place].call_again(args, {})
+        except SignatureChanged:
+            pass
+        call = sort_arguments(args, {}, strategy.replica_mesh, in_cross_replica=True)
+        known = self.fn, call.signature, call.arrays, call.mesh
 
         def trace() -> Trace:
-            loop = trace_steps(self.fn, call.signature, call.arrays, mesh, keep_all)
+            loop = trace_steps(*known, keep_all)
             split = [v for v, layout in loop.writes.items() if layout.is_split]
             self._split.update(dict.fromkeys(split))
             return loop
 
-        call = sort_arguments(args, {}, mesh, tell_mirrored=True)
-        return self._execute(place, mesh, call, trace)
+        return self._execute(place, call, trace)
 
-    def _call_on_host(self, args: Args, kwargs: Kwargs) -> PyTree:
-        with context.changed(compile_runs=self):
-            return self._thawing_fn()(*args, **kwargs)
-
-    def _call_in_replica(
-        self, here: context.Context, args: Args, kwargs: Kwargs
-    ) -> PyTree:
+    def _call_in_replica(self, args: Args, kwargs: Kwargs) -> PyTree:
         """A call in an eager replica: compiled for it alone, where that is possible."""
+        here = context.current()
         call = sort_arguments(args, kwargs, None)
-        where = (here.strategy, here.replica is None, context.local_index(here))
-        key = (where, call.signature, tuple(map(abstract, call.arrays)))
+        key = call.key((here.strategy, context.local_index(here)))
         if key not in self._parts:
-            self._parts[key] = self._stage_part(call)
+            known = self.fn, call.signature, call.arrays, None, Mode.PART
+            try:
+                traced = until_no_new_variables(lambda: trace_call(*known), self.fn)
+                self.note_trace(call.key(None))
+                self._parts[key] = compile_part(traced)
+            except RunEagerly:  # it meets other replicas
+                self._parts[key] = None
         part = self._parts[key]
-        return self._thawing_fn()(*args, **kwargs) if part is None else part(call)
-
-    def _stage_part(self, call: Call) -> Part | None:
-        fn, signature, arrays = self._thawing_fn(), call.signature, call.arrays
-
-        def trace() -> Trace:
-            return trace_call(fn, signature, arrays, None, Mode.PART)
-
-        try:
-            part = Part(until_no_new_variables(trace, fn))
-        except RunEagerly:  # it meets other replicas
-            return None
-        self.note_trace((None, signature, tuple(map(abstract, arrays))))
-        return part
+        return self._plain(*args, **kwargs) if part is None else part(call)
 
     # Programs --------------------------------------------------------------------------
 
-    def _execute(
-        self,
-        place: Any,
-        mesh: ReplicaMesh | None,
-        call: Call,
-        trace: Callable[[], Trace],
-    ) -> PyTree:
+    def _execute(self, place: Any, call: Call, trace: Callable[[], Trace]) -> PyTree:
         """Finds or makes the program for `call`, and runs it."""
-        avals = tuple(map(abstract, call.arrays))
-        key = ((place, mesh, _settings()), call.signature, avals)
+        key = call.key((place, call.mesh, _settings(jax.config)))
         candidates = self._programs.setdefault(key, [])
         for _ in range(_MOST_TRIES):
-            program = next((p for p in candidates if p.layouts_match()), None)
+            program = next((p for p in candidates if layouts_match(p.trace)), None)
             if program is None:
-                traced = until_no_new_variables(trace, self.fn)
-                program = Program(traced, call, mesh, self._donate)
+                traced, label = until_no_new_variables(trace, self.fn), ""
                 if traced.mesh is not None and traced.mesh.spans_workers:
-                    label = describe_program(self, avals)
+                    label = describe_program(self, key[2])
                     traced.mesh.cluster.compare(label)
-                    program.watch(label)
+                program = Program(traced, call, self._donate, label)
                 self.note_trace(key)
                 candidates.append(program)
             try:
@@ -343,34 +310,16 @@ class Function:
         self, args: Args, kwargs: Kwargs
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments, with those named in `static_argnames` made static."""
-        bound = inspect.signature(self.fn).bind(*args, **kwargs)
+        named = {k: freeze(k, kwargs[k]) for k in self._static if k in kwargs}
+        bound = self._signature.bind(*args, **kwargs | named)
         for name in self._static:
             if name in bound.arguments:
                 bound.arguments[name] = freeze(name, bound.arguments[name])
         return bound.args, bound.kwargs
 
-    def _thawing_fn(self) -> Fn:
-        """`fn`, taking frozen arguments."""
-        if not self._static:
-            return self.fn
-
-        @functools.wraps(self.fn)
-        def thaw(*args: Any, **kwargs: Any) -> PyTree:
-            def value_of(leaf: Any) -> Any:
-                return leaf.value if isinstance(leaf, Frozen) else leaf
-
-            args, kwargs = jax.tree.map(value_of, (args, kwargs), is_leaf=is_leaf)
-            return self.fn(*args, **kwargs)
-
-        return thaw
-
-    def _owner(self, signature: Signature) -> Any:
-        """The object whose method this is, if it is one."""
-        first = signature.kinds[0] if signature.kinds else None
-        if not isinstance(first, Static):
-            return None
-        members = vars(type(first.value)).values()
-        return first if any(member is self for member in members) else None
+    @functools.cached_property
+    def _signature(self) -> Signature:
+        return signature(self.fn)
 
     # Why it was traced again -----------------------------------------------------------
 
@@ -378,29 +327,21 @@ class Function:
         """Counts a trace; when there are many, warns with what has changed."""
         self.trace_count += 1
         # A method is traced once for each object, which is as it should be.
-        owner = self._owner(key[1])
-        self._traces[owner] += 1
-        previous, self._last_key[owner] = self._last_key.get(owner), key
-        if self._traces[owner] % _WARN_AFTER:
+        first = next(iter(key[1].kinds), None)
+        members = vars(type(first.value)).values() if isinstance(first, Static) else ()
+        owner = first if any(member is self for member in members) else None
+        count, previous = self._traces.get(owner, (0, None))
+        count += 1
+        self._traces[owner] = count, key
+        if count % _WARN_AFTER:
             return
         name = getattr(self.fn, "__name__", str(self.fn))
         warn_user(
-            f"{name!r} has been traced {self._traces[owner]} times. The last time because "
+            f"{name!r} has been traced {count} times. The last time because "
             f"{explain_change(previous, key)}. Each trace compiles again, which is slow: "
             "pass changing numbers as arrays or plain numbers, keep shapes the same (pad, "
             "or drop the last batch), and avoid new objects as arguments."
         )
-
-
-def _settings() -> tuple[Any, ...]:
-    """JAX's settings that a program is built for."""
-    names = (
-        "enable_x64",
-        "default_matmul_precision",
-        "numpy_dtype_promotion",
-        "debug_nans",
-    )
-    return tuple(getattr(jax.config, f"jax_{name}") for name in names)
 
 
 def _is_data(leaf: Any) -> bool:

@@ -89,7 +89,8 @@ def _of_one_step(
     signature: Signature, arrays: Sequence[Any]
 ) -> tuple[Signature, int, int]:
     """The signature of `fn(common, element)`, how many arrays are common, and the steps."""
-    common, *trees, by_name = signature.argument_trees()
+    by_position, by_name = signature.tree.children()
+    common, *trees = by_position.children()
     first = common.num_leaves
     kinds = signature.kinds[: first + trees[0].num_leaves]
     tuple_of = jax.tree_util.treedef_tuple

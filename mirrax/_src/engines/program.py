@@ -7,8 +7,10 @@ next call, which passes it on as it is.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -16,7 +18,7 @@ import jax.numpy as jnp
 
 from mirrax._src.base.jax_compat import debug_nans
 from mirrax._src.base.logical import after_launch, launching
-from mirrax._src.base.mesh import ReplicaMesh
+from mirrax._src.base.mesh import Layout, ReplicaMesh
 from mirrax._src.base.values import (
     Args,
     Kwargs,
@@ -44,10 +46,7 @@ _MIXED = (
 
 
 def lies_on(variable: Variable, mesh: ReplicaMesh | None) -> bool:
-    """Whether a program on `mesh` takes what the variable stores as it is.
-
-    One of another strategy lies on other devices, and an ordinary one may.
-    """
+    """Whether a program on `mesh` takes what the variable stores, which may lie elsewhere."""
     is_ours = isinstance(variable, DistributedVariable)
     return is_ours and (mesh is None or variable.strategy.replica_mesh == mesh)
 
@@ -74,24 +73,22 @@ class Program:
     """
 
     def __init__(
-        self,
-        trace: Trace,
-        call: Call,
-        given_mesh: ReplicaMesh | None,
-        donate: Sequence[int],
+        self, trace: Trace, call: Call, donate: Sequence[int], label: str = ""
     ) -> None:
-        self._trace = trace
-        is_spread = trace.mesh is not None and trace.mesh.size > 1
-        # Whether argument arrays may not be there yet.
-        self._moves = trace.mesh is not None and trace.mesh != given_mesh
-        self._inputs = [
-            choose_input(*argument, is_spread or self._moves)
-            for argument in call.arguments()
-        ]
-        self._is_spread = is_spread
-        self._looks = any(taken is not None for taken in self._inputs)
-        self._num_args = len(self._inputs) - bool(call.kwargs)
-        self._is_bare = trace.bare_tree is not None
+        """`label` is what other workers are told when they take part in the program."""
+        self.trace = trace
+        mesh = trace.mesh
+        self._is_spread = mesh is not None and mesh.size > 1
+        # Also where argument arrays may not be on the mesh yet.
+        must_look = self._is_spread or (mesh is not None and mesh != call.mesh)
+        self._takes = [choose_input(*own, must_look) for own, _ in call.arguments()]
+        self._trees = [tree for _, tree in call.arguments()]
+        self._looks = any(take is not None for take in self._takes)
+        self._num_args = len(call.args)
+        # Whether the result is a structure of arrays as they come.
+        is_bare = all(out.layout is Layout.PLAIN for out in trace.outs)
+        self._is_bare = is_bare and not self._is_spread
+        self._gives_back = any(out.argument is not None for out in trace.outs)
         # Donated: what is both read and written. Kept: what is only read.
         self._reused = [v for v in trace.reads if v in trace.writes]
         self._kept = [v for v in trace.reads if v not in trace.writes]
@@ -105,8 +102,16 @@ class Program:
         self._home = Home([])
         self._home.is_whole = False
         self._sealed = True  # JAX may not trace it again, but in `compile_and_call`
-        self._label = ""
+        self._label = label
         self._smallest: int | None = None
+        # What the function closes over, where the program can use it.
+        self._consts = trace.closed.consts
+        if trace.is_replicas and mesh is not None:
+            self._consts = [
+                mesh.mirror(c) if isinstance(c, jax.Array) else c for c in self._consts
+            ]
+        # On several workers' devices, which JAX takes as arguments only.
+        self._spanning = [c for c in self._consts if _spans_workers(c)]
         self._donate = [i for i in donate if i < self._num_args]
         # With `jax_debug_nans` JAX runs a failed step again, on the same arguments.
         self._debug = debug_nans.value
@@ -119,14 +124,6 @@ class Program:
             if variable.home is self._home:
                 variable.stored = variable.stored
 
-    def watch(self, label: str) -> None:
-        """Has other workers told when the program, called `label`, is started."""
-        self._label = label
-
-    def layouts_match(self) -> bool:
-        """Whether the variables lie on the mesh as they did when this was traced."""
-        return layouts_match(self._trace)
-
     # Calling -------------------------------------------------------------------------
 
     def call_again(self, args: Args, kwargs: Kwargs) -> PyTree:
@@ -138,23 +135,21 @@ class Program:
         Raises:
             SignatureChanged: If they are not like those; nothing has happened then.
         """
-        given = (*args, kwargs) if kwargs else args
-        if len(args) != self._num_args or len(given) != len(self._inputs):
+        inputs = (*args, kwargs) if kwargs else args
+        if len(args) != self._num_args or len(inputs) != len(self._takes):
             raise SignatureChanged
-        inputs = given
         if self._looks:
-            kinds = self._inputs
-            inputs = [x if k is None else k.take(x) for k, x in zip(kinds, given)]
+            each = zip(self._takes, inputs)
+            inputs = [x if take is None else take(x) for take, x in each]
         if self._donate and self._is_spread:  # one device finds out by itself
             self._check_donated(inputs)
         results = self._run(inputs)
         if self._is_bare:
             return results
-        trace = self._trace
-        if not trace.gives_back:
-            return trace.result(results, ())
+        if not self._gives_back:
+            return self.trace.result(results, ())
         leaves = jax.tree.leaves((args, kwargs), is_leaf=is_leaf)
-        return trace.result(results, trace.signature.arrays_of(leaves))
+        return self.trace.result(results, self.trace.signature.arrays_of(leaves))
 
     def compile_and_call(self, call: Call) -> PyTree:
         """The result; JAX may trace the program again: for other placements, say.
@@ -162,27 +157,32 @@ class Program:
         Raises:
             SignatureChanged: If another thread has just laid out a variable otherwise.
         """
-        arrays, mesh = call.arrays, self._trace.mesh
-        if self._moves:
-            layouts = call.signature.layouts()
-            arrays = [
-                a if layout.is_split else placed(a, mesh)
-                for a, layout in zip(arrays, layouts)
-            ]
-        inputs = self._as_inputs(arrays)
+        mesh, known = self.trace.mesh, zip(call.arrays, call.signature.layouts())
+        inputs = self._as_inputs(
+            [a if layout.is_split else placed(a, mesh) for a, layout in known]
+        )
         self._check_donated(inputs)
         try:
-            results = self._run(inputs, may_trace=True)
+            with launching, self._unsealed():
+                if not layouts_match(self.trace):
+                    raise SignatureChanged
+                results = self._run(inputs)
         except ValueError as error:
             if "incompatible devices" in str(error):
                 raise ValueError(_MIXED.format(error)) from None
             raise
-        return results if self._is_bare else self._trace.result(results, call.given)
+        return results if self._is_bare else self.trace.result(results, call.given)
+
+    @contextlib.contextmanager
+    def _unsealed(self) -> Iterator[None]:
+        self._sealed = False
+        try:
+            yield
+        finally:
+            self._sealed = True
 
     def _check_donated(self, inputs: Sequence[Any]) -> None:
         """Raises if an array that is given up is also given in another place."""
-        if not self._donate:
-            return
         ids = [list(map(id, jax.tree.leaves(x))) for x in inputs]
         donated = {number for i in self._donate for number in ids[i]}
         if sum(number in donated for each in ids for number in each) > len(donated):
@@ -191,26 +191,23 @@ class Program:
     def _as_inputs(self, arrays: Sequence[Any]) -> list[Any]:
         """The arrays of all arguments as the compiled function takes them."""
         it = iter(arrays)
-        trees = self._trace.signature.argument_trees()
-        return [
-            tree.unflatten(itertools.islice(it, tree.num_leaves))
-            if taken is None
-            else taken.packed(list(itertools.islice(it, taken.num_arrays)))
-            for tree, taken in zip(trees, self._inputs)
-        ]
+        kinds = iter(self.trace.signature.kinds)
+        inputs = []
+        for tree, take in zip(self._trees, self._takes):
+            own = itertools.islice(kinds, tree.num_leaves)
+            found = [next(it) for kind in own if isinstance(kind, Layout)]
+            inputs.append(tree.unflatten(found) if take is None else found)
+        return inputs
 
-    def _run(self, inputs: Sequence[Any], may_trace: bool = False) -> Any:
+    def _run(self, inputs: Sequence[Any]) -> Any:
         """Runs the program on the variables, and stores what it has written."""
         # One at a time: a second thread must not take arrays that are being donated.
         with launching:
             if debug_nans.value is not self._debug:
                 raise SignatureChanged
-            if may_trace:
-                if not self.layouts_match():
-                    raise SignatureChanged
-                self._sealed = False
             if lost:
-                self._check_not_lost()
+                for variable in (*self._reused, *self._kept):
+                    variable.check_not_lost()
             if handed_out and not handed_out.isdisjoint(self._reused_numbers):
                 self._unshare()
             home = self._home
@@ -219,13 +216,10 @@ class Program:
             else:
                 reused = home.arrays[self._old] if self._old else home.arrays
             kept = self._arrays_of(self._kept) if self._kept else []
-            if self._trace.spanning:
-                kept = [*kept, *self._trace.spanning]
+            if self._spanning:
+                kept = [*kept, *self._spanning]
             launch = self._launch_watched if self._label else self._launch
-            try:
-                written, results = launch(reused, kept, inputs)
-            finally:
-                self._sealed = True
+            written, results = launch(reused, kept, inputs)
         after_launch(written or results)
         return results
 
@@ -250,8 +244,8 @@ class Program:
 
     def _launch_watched(self, *inputs: Any) -> tuple[list[jax.Array], Any]:
         """A launch that other workers take part in."""
-        assert self._trace.mesh is not None
-        cluster = self._trace.mesh.cluster
+        assert self.trace.mesh is not None
+        cluster = self.trace.mesh.cluster
         cluster.check()
         launches.last.begin(self._label)
         try:
@@ -290,7 +284,7 @@ class Program:
     # Variables -----------------------------------------------------------------------
 
     def _arrays_of(self, variables: Sequence[Variable]) -> list[jax.Array]:
-        mesh = self._trace.mesh
+        mesh = self.trace.mesh
         return [
             v.in_one_array()[0] if lies_on(v, mesh) else placed(one_copy_of(v), mesh)
             for v in variables
@@ -301,23 +295,15 @@ class Program:
         home = self._home
         home.arrays = written
         if not home.is_whole and self._written:
-            self._move_in(home)
+            for i, variable in enumerate(self._written):
+                variable.move_to(home, i, self.trace.writes[variable])
+            home.is_whole = True
+            for variable in self._written:
+                # One that no strategy has made has one copy only.
+                if variable.strategy is None and self._is_spread:
+                    variable.stored = first_copy(variable.stored)
         if self._handed_on:
             handed_out.update(self._handed_on)
-
-    def _move_in(self, home: Home) -> None:
-        mesh = self._trace.mesh
-        is_spread = mesh is not None and mesh.size > 1
-        for i, variable in enumerate(self._written):
-            variable.move_to(home, i, self._trace.writes[variable])
-        home.is_whole = True
-        for variable in self._written:
-            if variable.strategy is None and is_spread:  # it has one copy only
-                variable.stored = first_copy(variable.stored)
-
-    def _check_not_lost(self) -> None:
-        for variable in (*self._reused, *self._kept):
-            variable.check_not_lost()
 
     def _unshare(self) -> None:
         """Gives each variable that will be donated an array of its own."""
@@ -333,34 +319,42 @@ class Program:
     ) -> tuple[list[jax.Array], Any]:
         if self._sealed:
             raise SignatureChanged
-        trace, count = self._trace, len(self._kept)
+        trace, mesh, count = self.trace, self.trace.mesh, len(self._kept)
         values = dict(zip(self._reused + self._kept, reused + kept[:count]))
-        arrays = [*jax.tree.leaves(inputs), *kept[count:]]
-        results, new = trace.launch([values[v] for v in trace.reads], arrays)
+        it = iter(kept[count:])
+        consts = [next(it) if _spans_workers(c) else c for c in self._consts]
+        reads = [values[v] for v in trace.reads]
+        results, new = trace.apply(reads, jax.tree.leaves(inputs), consts)
+        if mesh is not None and mesh.spans_workers:
+            constrain = jax.lax.with_sharding_constraint
+            results = [  # plain ones on every device, so that every worker has them
+                r if layout.is_split else constrain(r, mesh.mirrored)
+                for r, layout in zip(results, trace.out_layouts)
+            ]
         written = dict(zip(trace.writes, new))
-        result = trace.bare_tree.unflatten(results) if self._is_bare else results
+        result = trace.out_tree.unflatten(results) if self._is_bare else results
         return [written[v] for v in self._written], result
 
     def lower(self, arrays: Sequence[Any]) -> Any:
         """JAX's lowered form, to look at what was compiled."""
-        sealed, self._sealed = self._sealed, False
         reused, kept = self._arrays_of(self._reused), self._arrays_of(self._kept)
-        try:
+        with self._unsealed():
             return self._jitted.lower(reused, kept, *self._as_inputs(arrays))
-        finally:
-            self._sealed = sealed
 
 
-class Part:
+def _spans_workers(const: Any) -> bool:
+    return isinstance(const, jax.Array) and not const.is_fully_addressable
+
+
+def compile_part(trace: Trace) -> Callable[[Call], PyTree]:
     """A compiled part of an eager replica: reads and writes the copies of who calls it."""
+    jitted = jax.jit(functools.partial(trace.apply, consts=trace.closed.consts))
 
-    def __init__(self, trace: Trace) -> None:
-        self._trace = trace
-        self._jitted = jax.jit(trace.launch)
-
-    def __call__(self, call: Call) -> PyTree:
-        values = [v.concrete(is_local=True) for v in self._trace.reads]
-        results, written = self._jitted(values, call.arrays)
-        for variable, value in zip(self._trace.writes, written):
+    def run(call: Call) -> PyTree:
+        values = [v.concrete(is_local=True) for v in trace.reads]
+        results, written = jitted(values, call.arrays)
+        for variable, value in zip(trace.writes, written):
             variable.store_local(value)
-        return self._trace.result(results, call.given)
+        return trace.result(results, call.given)
+
+    return run

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -36,15 +36,6 @@ from mirrax._src.collectives.sparse import IndexedSlices
 from mirrax._src.engines.meeting import Meeting, Request
 
 
-class _Collective(NamedTuple):
-    """Something that replicas do together, with its gradient for eager replicas."""
-
-    what: str
-    detail: str
-    merge: Callable[..., list[Any]]
-    pull_back: Callable[[list[Any], list[Any]], list[Any]]
-
-
 class ReplicaContext:
     """The current replica: its id, and collectives with the other replicas.
 
@@ -59,6 +50,7 @@ class ReplicaContext:
     """
 
     __module__ = "mirrax.distribute"
+    _own_index: int | None = 0  # which part of a merged result is this replica's
 
     def __init__(self, strategy: StrategyLike, local_index: int = 0) -> None:
         self._strategy = strategy
@@ -116,9 +108,8 @@ class ReplicaContext:
         def pull_back(leaves: list[Any], gradients: list[Any]) -> list[Any]:
             return self.all_reduce(op, gradients, options)
 
-        detail = f"{op.name} of {_show_tree(tree)}"
-        collective = _Collective("all_reduce", detail, merge, pull_back)
-        return jax.tree.unflatten(tree, self._collective(collective, leaves))
+        what = "all_reduce", f"{op.name} of {_show_tree(tree)}"
+        return tree.unflatten(self._collective(what, merge, pull_back, leaves))
 
     def all_gather(
         self, value: PyTree, axis: int, options: CommunicationOptions | None = None
@@ -144,18 +135,15 @@ class ReplicaContext:
 
         def pull_back(leaves: list[Any], gradients: list[Any]) -> list[Any]:
             lengths = [np.int32(leaf.shape[axis]) for leaf in leaves]
-            starts = self._merge("all_gather", _start_positions, tuple(lengths), {})
+            starts = self.merge("all_gather", _start_positions, tuple(lengths))
             summed = self.all_reduce(ReduceOp.SUM, gradients, options)
             return [
-                lax.dynamic_slice_in_dim(
-                    total, start, leaf.shape[axis], axis % leaf.ndim
-                )
+                lax.dynamic_slice_in_dim(total, start, leaf.shape[axis], axis)
                 for total, start, leaf in zip(summed, starts, leaves)
             ]
 
-        detail = f"along axis {axis} of {_show_tree(tree)}"
-        collective = _Collective("all_gather", detail, merge, pull_back)
-        return jax.tree.unflatten(tree, self._collective(collective, leaves))
+        what = "all_gather", f"along axis {axis} of {_show_tree(tree)}"
+        return tree.unflatten(self._collective(what, merge, pull_back, leaves))
 
     def merge_call(
         self, merge_fn: Fn, args: Sequence[Any] = (), kwargs: Kwargs | None = None
@@ -170,23 +158,23 @@ class ReplicaContext:
         return self.merge("merge_call", merge_fn, tuple(args), dict(kwargs or {}))
 
     def merge(
-        self, what: str, merge_fn: Fn, args: Args, kwargs: Kwargs | None = None
+        self, what: str, merge_fn: Fn, args: Args, kwargs: Any = None, detail: str = ""
     ) -> PyTree:
-        """A `merge_call` that messages call `what`."""
-        return self._merge(what, merge_fn, args, kwargs or {})
-
-    def _collective(self, collective: _Collective, leaves: list[Any]) -> list[Any]:
-        """The collective of all replicas' leaves; a program has a gradient of its own."""
-        what, detail, merge, _ = collective
-        return list(self._merge(what, merge, tuple(leaves), {}, detail))
-
-    def _merge(
-        self, what: str, merge_fn: Fn, args: Args, kwargs: Kwargs, detail: str = ""
-    ) -> PyTree:
-        """One replica alone: `merge_fn` runs here and now."""
+        """A `merge_call` that messages call `what`; `detail` must be equal on all replicas."""
+        # One replica, or the program of all: `merge_fn` runs here and now.
         with context.changed(replica=None, updating=None):
-            result = merge_fn(self._strategy, *args, **kwargs)
-        return parts_of(result, self._strategy.replica_mesh, 0)
+            result = merge_fn(self._strategy, *args, **kwargs or {})
+        return parts_of(result, self._strategy.replica_mesh, self._own_index)
+
+    def _collective(
+        self, what: tuple[str, str], merge: Fn, pull_back: Fn, leaves: list[Any]
+    ) -> list[Any]:
+        """What `merge` makes of all replicas' leaves.
+
+        `pull_back` is its gradient, for eager replicas; a program has one of its own.
+        """
+        name, detail = what
+        return list(self.merge(name, merge, tuple(leaves), detail=detail))
 
     def __repr__(self) -> str:
         return f"ReplicaContext({self._strategy.describe_replica(self.local_index)})"
@@ -196,6 +184,7 @@ class SpmdReplicaContext(ReplicaContext):
     """Every replica at once, while one program is traced for all of them."""
 
     __module__ = "mirrax.distribute"
+    _own_index = None
 
     @property
     def replica_id_in_sync_group(self) -> jax.Array:
@@ -208,8 +197,8 @@ class SpmdReplicaContext(ReplicaContext):
             "program for all replicas; use `strategy.extended.worker_devices`."
         )
 
-    def _merge(
-        self, what: str, merge_fn: Fn, args: Args, kwargs: Kwargs, detail: str = ""
+    def merge(
+        self, what: str, merge_fn: Fn, args: Args, kwargs: Any = None, detail: str = ""
     ) -> PyTree:
         mesh = self._strategy.replica_mesh
 
@@ -221,17 +210,15 @@ class SpmdReplicaContext(ReplicaContext):
             return leaf
 
         args, kwargs = jax.tree.map(spread, (args, kwargs), is_leaf=is_leaf)
-        with context.changed(replica=None, updating=None):
-            result = merge_fn(self._strategy, *args, **kwargs)
-        return parts_of(result, mesh, None)
+        return super().merge(what, merge_fn, args, kwargs)
 
-    def _collective(self, collective: _Collective, leaves: list[Any]) -> list[Any]:
+    def _collective(self, what: Any, merge: Fn, pull_back: Fn, leaves: Any) -> Any:
         # An array that the function closes over is every replica's, and counts for each.
         def own(leaf: Any) -> Any:
             is_real = isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer)
             return jnp.copy(leaf) if is_real else leaf
 
-        return super()._collective(collective, [own(leaf) for leaf in leaves])
+        return super()._collective(what, merge, pull_back, list(map(own, leaves)))
 
 
 class EagerReplicaContext(ReplicaContext):
@@ -252,23 +239,20 @@ class EagerReplicaContext(ReplicaContext):
         self._caller = caller
         self._mirrored_results = mirrored_results
 
-    def _collective(self, collective: _Collective, leaves: list[Any]) -> list[Any]:
-        if not any(isinstance(x, Tracer) for x in jax.tree.leaves(leaves)):
-            return super()._collective(collective, leaves)
-
+    def _collective(self, what: Any, merge: Fn, pull_back: Fn, leaves: Any) -> Any:
         # What `jax.grad` can go through: the values meet, and so do the gradients.
-        @jax.custom_vjp
-        def meet(leaves: list[Any]) -> list[Any]:
-            return ReplicaContext._collective(self, collective, leaves)
-
+        meet = functools.partial(super()._collective, what, merge, pull_back)
+        if not any(isinstance(x, Tracer) for x in jax.tree.leaves(leaves)):
+            return meet(leaves)
+        meet = jax.custom_vjp(meet)
         meet.defvjp(
             lambda leaves: (meet(leaves), leaves),
-            lambda leaves, gradients: (collective.pull_back(leaves, gradients),),
+            lambda leaves, gradients: (pull_back(leaves, gradients),),
         )
         return meet(leaves)
 
-    def _merge(
-        self, what: str, merge_fn: Fn, args: Args, kwargs: Kwargs, detail: str = ""
+    def merge(
+        self, what: str, merge_fn: Fn, args: Args, kwargs: Any = None, detail: str = ""
     ) -> PyTree:
         frame = context.current().frame
         if frame is not None and frame.mode.is_traced:
@@ -281,7 +265,7 @@ class EagerReplicaContext(ReplicaContext):
                 "`mx.function`."
             )
         act = functools.partial(self._act, what)
-        payload = merge_fn, args, kwargs
+        payload = merge_fn, args, kwargs or {}
         request = Request(what, detail, users_line(), act, payload)
         return self._meeting.meet(self.local_index, request)
 
@@ -342,7 +326,7 @@ def _show_tree(tree: Any) -> str:
 
 def check_gather_axis(value: Any, axis: int) -> None:
     """Raises the error of a gather that cannot be: scalars, or an axis that is not there."""
-    ndim = np.ndim(value) if not hasattr(value, "ndim") else value.ndim
+    ndim = np.ndim(value)
     if ndim == 0:
         raise ValueError(
             "Scalars cannot be gathered, there is no axis to join them on; reshape them "

@@ -7,8 +7,8 @@ becomes such a part. Variables that are read are inputs, those that are written 
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -22,7 +22,6 @@ from mirrax._src.base.values import (
     Args,
     Fn,
     Kwargs,
-    Mirrored,
     PerReplica,
     PyTree,
     ReplicaValues,
@@ -55,52 +54,33 @@ def trace_replica(
     may_forward: bool = True,
     who: str | None = None,
 ) -> Trace:
-    """Traces `fn` once, as every replica will run it.
+    """Traces `fn` once, as every replica will run it on its part of the arguments, `avals`.
 
-    Args:
-        strategy: Whose replicas run `fn`.
-        fn: The replica function.
-        signature: The structure and kinds of its arguments.
-        avals: One replica's part of each argument array.
-        mode: `REPLICAS`, or `UNEVEN` if other replicas' arguments have other shapes.
-        is_update: Whether `fn` is one of `extended.update`, not of `run`.
-        parent: The frame of the traced code that calls `run`, if any.
-        may_forward: Whether a plain argument that is returned comes back as it is; it
-            cannot when it is donated.
-        who: Whom the trace is for, in messages; all replicas by default.
+    The mode is `UNEVEN` if other replicas' parts have other shapes, and `who` names the one
+    in messages. `parent` is the frame of the traced code that calls `run`, if any. A plain
+    argument that is returned comes back as it is, if it `may_forward`: it cannot when it is
+    donated.
     """
     mesh = strategy.replica_mesh
     who = who or f"the one program for all {strategy.num_replicas_in_sync} replica(s)"
-    variables = {v: _layout_in(v, parent, mesh) for v in usable_variables(strategy)}
-    layouts = signature.layouts()
-
-    def body(values: list[jax.Array], arrays: list[jax.Array]) -> Any:
-        frame = Frame(dict(zip(variables, values)), mode, parent)
-        replica = None if is_update else SpmdReplicaContext(strategy)
-        updating = 0 if is_update else None
-        here = Context(strategy, replica=replica, updating=updating, frame=frame)
-        args, kwargs = signature.rebuild(arrays)
-        with frame, context.enter(here), raised_in(who):
-            result = fn(*args, **kwargs)
-            leaves, tree = jax.tree.flatten(result, is_leaf=is_leaf)
-            leaves = [_own_result(leaf) for leaf in leaves]
-        plain = [i for i, k in enumerate(layouts) if may_forward and not k.is_split]
-        given = {id(arrays[i]): i for i in plain}
-        outs = [_out(leaf, given) for leaf in leaves]
-        results = [x for x, out in zip(leaves, outs) if out.is_array]
-        known = tree, outs, set(frame.reads), tuple(frame.writes), tuple(frame.created)
-        return [*results, *frame.writes.values()], known
-
-    values = [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in variables]
-    axis = (AXIS_NAME, mesh.size)
-    closed, known = make_jaxpr(body, axis, (values, list(avals)))
-    tree, outs, used, written, created = known
-    closed = only_used(closed, variables, used)
-    reads = {v: layout for v, layout in variables.items() if v in used}
-    it = iter(_out_layouts(closed, [*reads.values(), *layouts], mesh))
-    outs = tuple(Out(next(it), mesh) if out.is_array else out for out in outs)
-    writes = dict(zip(written, it))
-    return Trace(closed, signature, reads, writes, created, tree, outs, mesh, True)
+    variables = {
+        v: _layout_in(v, parent, mesh)
+        for v in live_variables()
+        # Of another strategy replicas can read those that have one value.
+        if v.strategy is strategy or not isinstance(v, SyncOnReadVariable)
+    }
+    replica = None if is_update else SpmdReplicaContext(strategy)
+    here = Context(strategy, replica, updating=0 if is_update else None)
+    known = signature, avals, variables, mesh, mode, here, parent, may_forward
+    try:
+        traced = _trace(fn, *known)
+    except Exception as error:
+        error.add_note(f"Raised in {who}.")
+        raise
+    ins = [*traced.reads.values(), *signature.layouts()]
+    it = iter(_out_layouts(traced.closed, ins, mesh))
+    outs = tuple(Out(next(it), mesh) if out.is_array else out for out in traced.outs)
+    return replace(traced, outs=outs, writes=dict(zip(traced.writes, it)), mesh=mesh)
 
 
 def _out_layouts(
@@ -116,25 +96,6 @@ def _out_layouts(
     ]
 
 
-def _own_result(leaf: Any) -> Any:
-    """A leaf that a replica function returns, as this replica's own."""
-    is_of_all = isinstance(leaf, PerReplica) and leaf.layout is not Layout.OWN
-    if is_of_all or (isinstance(leaf, Mirrored) and leaf.array is None):
-        raise ValueError(
-            "A replica function returned a per-replica value, which has parts of all "
-            "replicas; return this replica's part only."
-        )
-    return leaf.array if isinstance(leaf, ReplicaValues) else leaf
-
-
-def _out(leaf: Any, given: Mapping[int, int]) -> Out:
-    # An array made while tracing is an output. One that existed before is the same object
-    # for all replicas and comes back as itself, and so does a plain argument.
-    if id(leaf) in given:
-        return Out(argument=given[id(leaf)])
-    return Out(Layout.PLAIN) if isinstance(leaf, Tracer) else Out(static=leaf)
-
-
 def run_in_trace(
     strategy: StrategyLike, fn: Fn, args: Args, kwargs: Kwargs, is_update: bool = False
 ) -> PyTree:
@@ -147,10 +108,8 @@ def run_in_trace(
     if parent is not None:
         parent.meshes.append(mesh)
     call = sort_arguments(args, kwargs, mesh)
-    avals = call.signature.avals_of_part(call.arrays, mesh)
-    traced = trace_replica(
-        strategy, fn, call.signature, avals, is_update=is_update, parent=parent
-    )
+    known = strategy, fn, call.signature, call.avals_of_part(mesh)
+    traced = trace_replica(*known, is_update=is_update, parent=parent)
     values = [_array_in(v, parent, mesh) for v in traced.reads]
     results, written = traced.apply(values, call.arrays, traced.closed.consts)
     for (variable, layout), array in zip(traced.writes.items(), written):
@@ -174,12 +133,8 @@ def _run_in_program(
         return PerReplica.of(leaf, mesh, Layout.OWN) if is_own else leaf
 
     args, kwargs = parts_of((args, kwargs), mesh, None)
-    place: dict[str, Any] = (
-        {"updating": 0, "replica": None}
-        if is_update
-        else {"replica": SpmdReplicaContext(strategy)}
-    )
-    with context.changed(**place):
+    replica = None if is_update else SpmdReplicaContext(strategy)
+    with context.changed(replica=replica, updating=0 if is_update else None):
         result = fn(*args, **kwargs)
     return jax.tree.map(spread, result, is_leaf=is_leaf)
 
@@ -203,17 +158,41 @@ def trace_call(
         v: Layout.PLAIN if is_part else v.in_one_array()[1] for v in live_variables()
     }
 
+    avals = list(map(abstract, arrays))
+    return _trace(fn, signature, avals, variables, mesh, mode, context.current())
+
+
+# Both -------------------------------------------------------------------------------------
+
+
+def _trace(
+    fn: Fn,
+    signature: Signature,
+    avals: Sequence[jax.ShapeDtypeStruct],
+    variables: Mapping[Variable, Layout],
+    mesh: ReplicaMesh | None,
+    mode: Mode,
+    here: Context,
+    parent: Frame | None = None,
+    may_forward: bool = False,
+) -> Trace:
+    """Traces `fn` in the context `here`; `variables` lie so for whoever calls it."""
+    layouts = signature.layouts()
+    inside = {v: Layout.PLAIN if mode.is_local else k for v, k in variables.items()}
+
     def body(values: list[jax.Array], arrays: list[jax.Array]) -> Any:
-        known = zip(variables.items(), values)
-        frame = Frame({v: _seen(v, x, k) for (v, k), x in known}, mode)
+        seen = {v: _seen(v, x, k) for (v, k), x in zip(inside.items(), values)}
+        frame = Frame(seen, mode, parent)
         args, kwargs = signature.rebuild(
-            a if k is Layout.PLAIN else wrapped(a, k, mesh)
-            for a, k in zip(arrays, signature.layouts())
+            a if mode.is_program or k is Layout.PLAIN else wrapped(a, k, mesh)
+            for a, k in zip(arrays, layouts)
         )
-        with frame, context.changed(frame=frame):
-            result = fn(*args, **kwargs)
-        leaves, tree = jax.tree.flatten(result, is_leaf=_is_result)
-        results = [_unwrapped(leaf) for leaf in leaves]
+        plain = [i for i, k in enumerate(layouts) if may_forward and not k.is_split]
+        given = {id(arrays[i]): i for i in plain}
+        is_result = is_leaf if mode.is_program else _is_result
+        with frame, context.enter(replace(here, frame=frame)):
+            leaves, tree = jax.tree.flatten(fn(*args, **kwargs), is_leaf=is_result)
+            results = [_out(leaf, given, mode) for leaf in leaves]
         written = [_laid_out(v, value) for v, value in frame.writes.items()]
         known = (
             tree,
@@ -221,29 +200,39 @@ def trace_call(
             set(frame.reads),
             {v: layout for v, (_, layout) in zip(frame.writes, written)},
             tuple(frame.created),
-            None if is_part else _mesh_used(frame),
+            None if mode is Mode.PART else _mesh_used(frame),
         )
         outs = [array for out, array in results if out.is_array]
         return [*outs, *(array for array, _ in written)], known
 
-    values = [
-        jax.ShapeDtypeStruct(_whole_shape(v, layout), v.dtype)
-        for v, layout in variables.items()
-    ]
-    avals = [abstract(array) for array in arrays]
-    closed, known = make_jaxpr(body, None, (values, avals))
+    shapes = {v: _whole_shape(v, layout) for v, layout in inside.items()}
+    values = [jax.ShapeDtypeStruct(shape, v.dtype) for v, shape in shapes.items()]
+    axis = (AXIS_NAME, mesh.size) if mode.is_program and mesh is not None else None
+    closed, known = make_jaxpr(body, axis, (values, list(avals)))
     tree, outs, used, writes, created, on = known
     closed = only_used(closed, variables, used)
     reads = {v: layout for v, layout in variables.items() if v in used}
-    return Trace(closed, signature, reads, writes, created, tree, outs, on, False)
+    program = mode.is_program
+    return Trace(closed, signature, reads, writes, created, tree, outs, on, program)
 
 
-def _unwrapped(leaf: Any) -> tuple[Out, Any]:
-    """A leaf that traced cross-replica code returns: its place, and its array."""
-    if isinstance(leaf, ReplicaValues) and leaf.array is not None:
+def _out(leaf: Any, given: Mapping[int, int], mode: Mode) -> tuple[Out, Any]:
+    """A leaf of a result: its place, and its array if it has one."""
+    is_distributed = isinstance(leaf, ReplicaValues)
+    if is_distributed and mode.is_program:
+        if leaf.layout not in (Layout.OWN, Layout.MIRRORED):
+            raise ValueError(
+                "A replica function returned a per-replica value, which has parts of all "
+                "replicas; return this replica's part only."
+            )
+        leaf = leaf.array
+    elif is_distributed and leaf.array is not None:
         return Out(leaf.layout, leaf.mesh), leaf.array
-    is_array = isinstance(leaf, Tracer)
-    return (Out(Layout.PLAIN), leaf) if is_array else (Out(static=leaf), None)
+    # An array made while tracing is an output. One that existed before is the same object
+    # for all replicas and comes back as itself, and so does a plain argument.
+    if id(leaf) in given:
+        return Out(argument=given[id(leaf)]), None
+    return Out(Layout.PLAIN) if isinstance(leaf, Tracer) else Out(static=leaf), leaf
 
 
 def _is_result(value: Any) -> bool:
@@ -254,25 +243,11 @@ def _is_result(value: Any) -> bool:
 
 def _mesh_used(frame: Frame) -> ReplicaMesh | None:
     """The mesh of the `run`s and variables in a traced call."""
-    used = [
-        v.strategy.replica_mesh for v in (*frame.reads, *frame.writes) if v.strategy
-    ]
-    return next(iter([*frame.meshes, *used]), None)
+    owners = [v.strategy for v in (*frame.reads, *frame.writes) if v.strategy]
+    return next(iter([*frame.meshes, *(owner.replica_mesh for owner in owners)]), None)
 
 
 # Variables --------------------------------------------------------------------------------
-
-
-def usable_variables(strategy: StrategyLike) -> list[Variable]:
-    """The variables that replicas of `strategy` can use.
-
-    Of another strategy those that have one value; replicas can read them.
-    """
-    return [
-        v
-        for v in live_variables()
-        if v.strategy is strategy or not isinstance(v, SyncOnReadVariable)
-    ]
 
 
 def _seen(variable: Variable, array: jax.Array, layout: Layout) -> Any:
@@ -318,21 +293,11 @@ def until_no_new_variables(trace: Callable[[], Trace], fn: Fn) -> Trace:
     traced = trace()
     if traced.created:
         traced = trace()
-    if traced.created:
-        names = ", ".join(repr(v.name) for v in traced.created)
-        raise ValueError(
-            f"{getattr(fn, '__name__', fn)!r} makes new variables ({names}) each time it is "
-            "traced. A compiled function may make variables on its first call only: keep "
-            "them, for example `if self.w is None: self.w = mx.Variable(...)`."
-        )
-    return traced
-
-
-@contextlib.contextmanager
-def raised_in(who: str) -> Iterator[None]:
-    """Notes where an exception of the user's came from."""
-    try:
-        yield
-    except Exception as error:
-        error.add_note(f"Raised in {who}.")
-        raise
+    if not traced.created:
+        return traced
+    names = ", ".join(repr(v.name) for v in traced.created)
+    raise ValueError(
+        f"{getattr(fn, '__name__', fn)!r} makes new variables ({names}) each time it is "
+        "traced. A compiled function may make variables on its first call only: keep "
+        "them, for example `if self.w is None: self.w = mx.Variable(...)`."
+    )

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 from jax.sharding import PartitionSpec
 
-from mirrax._src.base.jax_compat import ClosedJaxpr, Tracer, eval_jaxpr
+from mirrax._src.base.jax_compat import ClosedJaxpr, eval_jaxpr
 from mirrax._src.base.mesh import Layout, ReplicaMesh
 from mirrax._src.base.values import Mirrored, PerReplica, PyTree, first_copy
 from mirrax._src.engines.arguments import Signature
@@ -85,24 +85,22 @@ class Trace:
     ) -> tuple[list[jax.Array], list[jax.Array]]:
         """From the arrays of what is read and of the arguments to those of the result, and
         the new ones of what is written."""
-        run = self._on_all_devices if self.is_replicas else self._as_it_is
-        outs = run([*values, *arrays], consts)
+        run = self._on_all_devices if self.is_replicas else self._evaluate
+        outs = run(list(consts), [*values, *arrays])
         return outs[: self.num_results], outs[self.num_results :]
 
-    def _as_it_is(self, inputs: Sequence[Any], consts: Sequence[Any]) -> list[Any]:
+    def _evaluate(self, consts: list[Any], inputs: Sequence[Any]) -> list[jax.Array]:
         return eval_jaxpr(self.closed.jaxpr, consts, *inputs)
 
-    def _on_all_devices(
-        self, inputs: Sequence[Any], consts: Sequence[Any]
-    ) -> list[jax.Array]:
+    def _on_all_devices(self, consts: list[Any], inputs: list[Any]) -> list[jax.Array]:
         mesh = self.mesh
         assert mesh is not None
         ins = [*self.reads.values(), *self.signature.layouts()]
         outs = [*self.out_layouts, *self.writes.values()]
 
-        def body(consts: Sequence[Any], inputs: Sequence[Any]) -> list[jax.Array]:
+        def body(consts: list[Any], inputs: list[Any]) -> list[jax.Array]:
             own = [x[0] if mesh.has_row(k) else x for x, k in zip(inputs, ins)]
-            results = eval_jaxpr(self.closed.jaxpr, consts, *own)
+            results = self._evaluate(consts, own)
             return [x[None] if mesh.has_row(k) else x for x, k in zip(results, outs)]
 
         return jax.shard_map(
@@ -111,7 +109,7 @@ class Trace:
             in_specs=(PartitionSpec(), [mesh.spec(k) for k in ins]),
             out_specs=[mesh.spec(k) for k in outs],
             check_vma=False,
-        )(list(consts), list(inputs))
+        )(consts, inputs)
 
     def result(self, arrays: Sequence[Any], given: Sequence[Any]) -> PyTree:
         """What the function returns, from the program's results and the given arguments."""
@@ -127,50 +125,6 @@ class Trace:
         ]
         return self.out_tree.unflatten(leaves)
 
-    # For a program of its own -----------------------------------------------------------
-
-    def launch(
-        self, values: Sequence[jax.Array], arrays: Sequence[Any]
-    ) -> tuple[list[jax.Array], list[jax.Array]]:
-        """`apply`, where the constants that span workers come last in `arrays`."""
-        count = len(self.signature.layouts())
-        it = iter(arrays[count:])
-        consts = [next(it) if _spans_workers(c) else c for c in self.consts]
-        results, written = self.apply(values, arrays[:count], consts)
-        mesh = self.mesh
-        if mesh is None or not mesh.spans_workers:
-            return results, written
-        constrain, layouts = jax.lax.with_sharding_constraint, self.out_layouts
-        return [  # plain results on every device, so that every worker has them
-            r if layout.is_split else constrain(r, mesh.mirrored)
-            for r, layout in zip(results, layouts)
-        ], written
-
-    @functools.cached_property
-    def consts(self) -> list[Any]:
-        """What the function closes over, where the program can use it."""
-        found = self.closed.consts
-        if not self.is_replicas or self.mesh is None:
-            return found
-        return [self.mesh.mirror(c) if isinstance(c, jax.Array) else c for c in found]
-
-    @functools.cached_property
-    def spanning(self) -> list[jax.Array]:
-        """The constants on several workers' devices, which JAX takes as arguments only."""
-        return [c for c in self.consts if _spans_workers(c)]
-
-    @functools.cached_property
-    def bare_tree(self) -> Any:
-        """The structure of the result, if arrays are all that is in it, as they come."""
-        is_alone = self.mesh is None or self.mesh.size == 1
-        is_bare = all(out.layout is Layout.PLAIN for out in self.outs)
-        return self.out_tree if is_alone and is_bare else None
-
-    @functools.cached_property
-    def gives_back(self) -> bool:
-        """Whether an argument may be in the result as it was given."""
-        return any(out.argument is not None for out in self.outs)
-
     def handed_on(self) -> frozenset[Variable]:
         """The variables whose array somebody else may hold after a call."""
         return handed_on(self.closed.jaxpr, self.reads, self.writes, self.num_results)
@@ -183,8 +137,3 @@ def wrapped(array: Any, layout: Layout, mesh: ReplicaMesh | None) -> Any:
     if layout is Layout.PLAIN:
         return array if mesh is not None and mesh.size == 1 else first_copy(array)
     return PerReplica.of(array, mesh, layout)
-
-
-def _spans_workers(const: Any) -> bool:
-    is_real = isinstance(const, jax.Array) and not isinstance(const, Tracer)
-    return is_real and not const.is_fully_addressable

@@ -213,4 +213,4 @@ def _kind(leaf: Any) -> Kind:
             raise RunEagerly("a per-replica argument that holds no arrays")
         return Layout.SPLIT
     is_one = isinstance(leaf, Mirrored) or is_number(leaf) or is_array(leaf)
-    return Layout.PLAIN if is_one else Static(leaf)
+    return Layout.PLAIN if is_one else Static.of(leaf)
