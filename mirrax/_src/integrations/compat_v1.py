@@ -194,8 +194,45 @@ class Strategy(strategy.Strategy):
 
     @renamed("")
     def update_config_proto(self, config_proto: _Config) -> _Config:
-        """A copy of the settings of a session, as this strategy needs them."""
-        return copy.deepcopy(config_proto)
+        """A copy of the settings of a session, as this strategy needs them.
+
+        >>> strategy = mx.compat.v1.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+        >>> config = strategy.update_config_proto(mx.compat.v1.ConfigProto())
+        >>> config.isolate_session_state
+        True
+        """
+        config = copy.deepcopy(config_proto)
+        self._set_up(config)
+        return config
+
+    @renamed("")
+    def configure(
+        self,
+        session_config: Any = None,
+        cluster_spec: Any = None,
+        task_type: str | None = None,
+        task_id: int | None = None,
+    ) -> None:
+        """Sets what this strategy needs in `session_config`.
+
+        Args:
+            session_config: The settings of a session; changed in place.
+            cluster_spec: Only None: one program does not drive several workers.
+            task_type: Which worker of `cluster_spec` this is.
+            task_id: Its number.
+        """
+        if (cluster_spec, task_type, task_id) != (None, None, None):
+            raise ValueError(
+                f"{type(self).__name__} takes no `cluster_spec`, `task_type` or `task_id`: "
+                "in-graph multi-worker training, one program that drives all workers, is not "
+                "supported. Start the program on each worker, with TF_CONFIG, and use "
+                "MultiWorkerMirroredStrategy."
+            )
+        if session_config is not None:
+            self._set_up(session_config)
+
+    def _set_up(self, config: Any) -> None:
+        """Changes a session's settings to those that the strategy needs."""
 
     @renamed("extended.colocate_vars_with")
     def colocate_vars_with(
@@ -220,15 +257,14 @@ class Strategy(strategy.Strategy):
         return grouped(self.experimental_local_results(value), name)
 
 
-def isolated(config: _Config) -> _Config:
-    """`config`, set so that variables of a session are its own."""
+def isolate(config: Any) -> None:
+    """Sets `config` so that variables of a session are its own."""
     if not hasattr(config, "isolate_session_state"):
         raise AttributeError(
             "A session's settings must have `isolate_session_state`, as "
             f"mx.compat.v1.ConfigProto has; got {config!r}."
         )
-    config.isolate_session_state = True  # pyright: ignore[reportAttributeAccessIssue]
-    return config
+    config.isolate_session_state = True
 
 
 def grouped(values: Sequence[Any], name: str | None) -> Any:
@@ -254,16 +290,8 @@ class MirroredStrategy(Strategy, mirrored.MirroredStrategy):
     __module__ = "mirrax.compat.v1.distribute"
     extended_class = StrategyExtended
 
-    @renamed("")
-    def update_config_proto(self, config_proto: _Config) -> _Config:
-        """A copy of the settings of a session, with `isolate_session_state` set.
-
-        >>> strategy = mx.compat.v1.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
-        >>> config = strategy.update_config_proto(mx.compat.v1.ConfigProto())
-        >>> config.isolate_session_state
-        True
-        """
-        return isolated(copy.deepcopy(config_proto))
+    def _set_up(self, config: Any) -> None:
+        isolate(config)
 
 
 class _OneDeviceExtended(StrategyExtended, one_device.OneDeviceExtended):

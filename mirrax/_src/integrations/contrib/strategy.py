@@ -23,7 +23,7 @@ from mirrax._src.base.values import (
     parts_of,
 )
 from mirrax._src.collectives.ops import check_pairs
-from mirrax._src.integrations.compat_v1 import grouped, isolated
+from mirrax._src.integrations.compat_v1 import grouped, isolate
 from mirrax._src.integrations.contrib.cross_tower_ops import (
     reduce_op_of,
 )
@@ -398,7 +398,7 @@ class DistributionStrategy:
                 "`cluster_spec`. Use MirroredStrategy."
             )
         if session_config is not None:
-            isolated(session_config)
+            isolate(session_config)
 
 
 _faces: weakref.WeakValueDictionary[int, DistributionStrategy] = (
