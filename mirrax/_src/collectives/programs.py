@@ -19,6 +19,7 @@ from mirrax._src.base.errors import RunEagerly
 from mirrax._src.base.jax_compat import Tracer
 from mirrax._src.base.mesh import AXIS_NAME, Layout, ReplicaMesh
 from mirrax._src.base.reduce_op import ReduceOp
+from mirrax._src.base.sparse import IndexedSlices
 from mirrax._src.base.values import (
     PerReplica,
     ReplicaValues,
@@ -36,7 +37,6 @@ from mirrax._src.collectives.destinations import (
 from mirrax._src.collectives.launch import launch
 from mirrax._src.collectives.options import CommunicationOptions
 from mirrax._src.collectives.packing import reduce_packed
-from mirrax._src.collectives.sparse import IndexedSlices
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from mirrax._src.base.reduce_op import (
     ReduceOp,
     VariableSynchronization,
 )
+from mirrax._src.base.sparse import IndexedSlices
 from mirrax._src.base.values import (
     Fn,
     Kwargs,
@@ -37,7 +38,6 @@ from mirrax._src.collectives.options import (
     CommunicationImplementation,
     CommunicationOptions,
 )
-from mirrax._src.collectives.sparse import IndexedSlices
 from mirrax._src.input.dataset import Dataset
 from mirrax._src.input.feeding import numpy_dataset
 from mirrax._src.state.distributed import ComponentVariable, DistributedVariable

@@ -15,6 +15,7 @@ from mirrax._src.base.jax_compat import Tracer
 from mirrax._src.base.mesh import AXIS_NAME, Layout, ReplicaMesh
 from mirrax._src.base.protocols import StrategyLike
 from mirrax._src.base.reduce_op import ReduceOp
+from mirrax._src.base.sparse import IndexedSlices
 from mirrax._src.base.values import (
     Mirrored,
     PerReplica,
@@ -28,7 +29,6 @@ from mirrax._src.base.values import (
 )
 from mirrax._src.collectives.launch import launch
 from mirrax._src.collectives.programs import gather_parts, run_on_parts
-from mirrax._src.collectives.sparse import IndexedSlices
 from mirrax._src.engines.replica_context import check_gather_axis
 from mirrax._src.state.distributed import DistributedVariable
 from mirrax._src.state.variable import Variable
