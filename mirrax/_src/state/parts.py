@@ -170,14 +170,20 @@ jax.tree_util.register_pytree_node(
 )
 
 
+def _numbers_in(key: Any) -> list[Any]:
+    keys = key if isinstance(key, tuple) else (key,)
+    bounds = [(k.start, k.stop, k.step) if isinstance(k, slice) else (k,) for k in keys]
+    return [number for each in bounds for number in each]
+
+
 def is_slice(key: Any) -> bool:
     """Whether `key` is what TensorFlow slices by: numbers, slices, `...`, None."""
-    keys = key if isinstance(key, tuple) else (key,)
     return all(
-        isinstance(k, int | np.integer | slice | type(...) | None)
-        or (isinstance(k, np.ndarray | jax.Array) and k.ndim == 0 and k.dtype != bool)
-        for k in keys
-    ) and not any(isinstance(k, bool) for k in keys)
+        isinstance(k, int | np.integer | type(...) | None)
+        if not isinstance(k, np.ndarray | jax.Array)
+        else k.ndim == 0 and k.dtype != bool
+        for k in _numbers_in(key)
+    ) and not any(isinstance(k, bool) for k in _numbers_in(key))
 
 
 class InParts(ArrayLike):
