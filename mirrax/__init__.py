@@ -29,7 +29,7 @@ if _TYPE_CHECKING:
     from mirrax._src.base.reduce_op import (
         VariableSynchronization as VariableSynchronization,
     )
-    from mirrax._src.collectives.sparse import IndexedSlices as IndexedSlices
+    from mirrax._src.base.sparse import IndexedSlices as IndexedSlices
     from mirrax._src.engines.function import Function as Function
     from mirrax._src.engines.function import function as function
     from mirrax._src.engines.gradients import grad as grad
@@ -62,7 +62,7 @@ else:
         ),
         names={
             "base.reduce_op": ("VariableAggregation", "VariableSynchronization"),
-            "collectives.sparse": ("IndexedSlices",),
+            "base.sparse": ("IndexedSlices",),
             "engines.function": ("Function", "function"),
             "engines.gradients": ("grad", "value_and_grad"),
             "input.structure": ("TensorSpec",),

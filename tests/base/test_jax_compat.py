@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import ast
+import functools
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,6 +15,81 @@ from jax import lax
 from mirrax._src.base import jax_compat
 
 CPUS = jax.local_devices(backend="cpu")
+
+# Every name that is private or changes with the version, and what falls with it.
+PROMISES = {
+    "_array.ArrayImpl": "parts of replicas can be added up: arrays that JAX may move",
+    "_clusters.ClusterEnv": "`JaxClusterResolver` finds workers as JAX does",
+    "_config.config": "settings of the caller's thread hold in eager replicas",
+    "_config.config_ext": "settings of the caller's thread hold in eager replicas",
+    "_config.debug_nans": "a step that looks for NaNs does not donate its variables",
+    "_core.trace_ctx": "compiled and eager code are told apart, and reads in `jax.jit` refused",
+    "_distributed.global_state": "workers join, and can be told from one another",
+    "_extend_core.ClosedJaxpr": "programs are read and cut",
+    "_extend_core.Jaxpr": "programs are read and cut",
+    "_extend_core.Literal": "programs are read and cut",
+    "_extend_core.get_opaque_trace_state": "a variable assigned inside `lax.scan` is an error",
+    "_jaxlib.get_distributed_runtime_client": "a lost worker does not abort the others",
+    "_jaxlib.make_gloo_tcp_collectives": "CPU workers find each other by their own addresses",
+    "_partial_eval.DynamicJaxprTrace": "a variable read inside `jax.jit` is an error",
+    "_pxla.batched_device_put": "batches reach the devices quickly",
+    "_xla_bridge._backend_factories": "many logical CPUs do not run out of threads",
+    "_xla_bridge.backends_are_initialized": "logical devices are made while it is possible",
+}
+
+
+def test_every_private_name_is_on_the_list() -> None:
+    assert jax_compat.__file__ is not None
+    tree = ast.parse(Path(jax_compat.__file__).read_text())
+    aliases = {
+        alias.asname
+        for node in tree.body
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("jax.")
+        for alias in node.names
+        if alias.asname and alias.asname.startswith("_")
+    }
+    used = {
+        f"{node.value.id}.{node.attr}"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.value, ast.Name)
+        and node.value.id in aliases
+    }
+    assert used == PROMISES.keys()
+
+
+@pytest.mark.parametrize("name", PROMISES)
+def test_the_name_is_there(name: str) -> None:
+    message = f"Without {name} this promise falls: {PROMISES[name]}."
+    try:
+        found = functools.reduce(getattr, name.split("."), jax_compat)
+    except AttributeError:
+        pytest.fail(message)
+    assert found is not None, message
+
+
+def test_what_jax_keeps_is_told_from_what_it_does_at_once() -> None:
+    seen = {}
+
+    def note(kind):
+        def body(x):
+            seen[kind] = jax_compat.is_staging()
+            return x
+
+        return body
+
+    note("plain")(1.0)
+    jax.jit(note("jit"))(1.0)
+    jax.grad(note("grad"))(1.0)
+    jax.vmap(note("vmap"))(jnp.ones(2))
+    lax.scan(lambda c, _: (note("scan")(c), None), 1.0, None, 1)
+    assert seen == {
+        "plain": False,
+        "jit": True,
+        "grad": False,
+        "vmap": False,
+        "scan": True,
+    }
 
 
 def test_backend_started() -> None:

@@ -25,6 +25,15 @@ def fails(fn: Callable[[], Any]) -> bool:
     return isinstance(attempt(fn), Exception)
 
 
+def complaint(fn: Callable[[], Any], *words: str) -> Any:
+    """What `fn()` raises, and which of `words` the message has; else what it gives."""
+    found = attempt(fn)
+    if not isinstance(found, Exception):
+        return found
+    message = str(found).lower()
+    return [found, [word for word in words if word.lower() in message]]
+
+
 def copies(variable: Any) -> list[np.ndarray]:
     """A variable's value on each replica, as it is now."""
     components = getattr(variable, "values", (variable,))

@@ -23,6 +23,9 @@ RECORDED = {
     if record.path(file).exists()
 }
 
+# Answers that mirrax does not give yet; a line goes when its test passes.
+MISSING = set((Path(__file__).parent / "missing.txt").read_text().split())
+
 ROWS = """
 1.1 1.2 1.4 2.1 2.2 2.3 2.4 3.1 3.2 3.3 3.4 3.5 3.6 4.1 4.2 4.3 4.4 4.5
 5.1 5.2 5.3 5.4 5.5 5.6 5.7 5.8 5.9 5.10 6.1 6.2 6.3 6.4 7.1 7.3 7.4 7.5 7.6
@@ -33,13 +36,28 @@ ROWS = """
 
 
 # Many, each with a program to compile or files to write; and two thirds of all others.
-SLOW = ("assigning", "checkpoints", "compat_v1", "losses", "metrics", "optimizers")
+SLOW = (
+    "assigning",
+    "checkpoints",
+    "compat_v1",
+    "copying",
+    "losses",
+    "metrics",
+    "optimizers",
+    "scattering",
+    "slice_assigning",
+)
+
+
+def _id(scenario: Any, engine: str) -> str:
+    return f"{scenario.file}-{scenario.name}-{engine}"
 
 
 def _parameters(position: int, scenario: Any, engine: str) -> Any:
     is_slow = scenario.file in SLOW or position % 3 > 0
-    marks = pytest.mark.slow if is_slow else ()
-    name = f"{scenario.file}-{scenario.name}-{engine}"
+    name = _id(scenario, engine)
+    marks = [pytest.mark.slow] if is_slow else []
+    marks += [pytest.mark.xfail(strict=True)] if name in MISSING else []
     return pytest.param(scenario, engine, marks=marks, id=name)
 
 
@@ -70,6 +88,10 @@ def test_every_scenario_is_recorded_and_every_recording_has_its_scenario():
         for engine in answers
     }
     assert recorded == asked, "Run tests/conformance/record.py with TensorFlow."
+
+
+def test_every_missing_answer_belongs_to_a_scenario():
+    assert MISSING <= {_id(*each) for each in ASKED}
 
 
 def test_scenario_names_are_unique():

@@ -20,6 +20,7 @@ from jax._src import config as _config
 from jax._src import core as _core
 from jax._src import distributed as _distributed
 from jax._src import xla_bridge as _xla_bridge
+from jax._src.interpreters import partial_eval as _partial_eval
 from jax._src.interpreters import pxla as _pxla
 from jax._src.lib import _jax as _jaxlib  # pyright: ignore[reportPrivateImportUsage]
 from jax.extend import core as _extend_core
@@ -69,7 +70,7 @@ def wrap_cpu_start(
 
 def is_staging() -> bool:
     """Whether the innermost trace makes a program that JAX may keep: jit, scan, not grad."""
-    return type(_core.trace_ctx.trace).__name__ == "DynamicJaxprTrace"
+    return isinstance(_core.trace_ctx.trace, _partial_eval.DynamicJaxprTrace)
 
 
 def thread_settings() -> Callable[[], None]:

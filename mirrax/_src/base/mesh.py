@@ -62,6 +62,9 @@ class ReplicaMesh:
     def size(self) -> int:
         return len(self.devices)
 
+    def __deepcopy__(self, memo: object) -> ReplicaMesh:
+        return self  # devices are not copied
+
     @functools.cached_property
     def mesh(self) -> Mesh:
         # Written out, because `jax.make_mesh` may reorder devices.

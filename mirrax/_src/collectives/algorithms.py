@@ -17,12 +17,12 @@ from mirrax._src.base.devices import DeviceLike, device_name, resolve_devices
 from mirrax._src.base.errors import warn_user
 from mirrax._src.base.mesh import AXIS_NAME, ReplicaMesh
 from mirrax._src.base.reduce_op import ReduceOp
+from mirrax._src.base.sparse import IndexedSlices
 from mirrax._src.collectives.destinations import Destinations, mesh_of, place
 from mirrax._src.collectives.ops import CrossDeviceOps
 from mirrax._src.collectives.options import CommunicationOptions
 from mirrax._src.collectives.packing import BETWEEN_WORKERS, PackLimits, reduce_packed
 from mirrax._src.collectives.programs import declare_equal, reduce_sparse, run_on_parts
-from mirrax._src.collectives.sparse import IndexedSlices
 
 # A ring sends less than twice an array; a gather all others' arrays to each replica.
 _MOST_BYTES_TO_GATHER = 4 * 1024 * 1024

@@ -11,6 +11,7 @@ from mirrax._src.base import context
 from mirrax._src.base.devices import DeviceLike, resolve_devices
 from mirrax._src.base.jax_compat import Device, Tracer
 from mirrax._src.base.mesh import ReplicaMesh
+from mirrax._src.base.sparse import IndexedSlices
 from mirrax._src.base.values import (
     Mirrored,
     ReplicaValues,
@@ -18,7 +19,6 @@ from mirrax._src.base.values import (
     is_numeric,
     to_device,
 )
-from mirrax._src.collectives.sparse import IndexedSlices
 
 Destinations = Any
 

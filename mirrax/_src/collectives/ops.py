@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from mirrax._src.base.reduce_op import ReduceOp
+from mirrax._src.base.sparse import IndexedSlices
 from mirrax._src.base.values import PerReplica, ReplicaValues
 from mirrax._src.collectives.destinations import Destinations, copy_to
 from mirrax._src.collectives.options import CommunicationOptions
-from mirrax._src.collectives.sparse import IndexedSlices
 from mirrax._src.state.distributed import DistributedVariable
 
 

@@ -22,6 +22,7 @@ from mirrax._src.base.jax_compat import Tracer
 from mirrax._src.base.logical import after_launch, launching
 from mirrax._src.base.mesh import AXIS_NAME, Layout, ReplicaMesh
 from mirrax._src.base.reduce_op import ReduceOp
+from mirrax._src.base.sparse import IndexedSlices
 from mirrax._src.base.values import (
     PerReplica,
     ReplicaValues,
@@ -32,7 +33,6 @@ from mirrax._src.base.values import (
 )
 from mirrax._src.cluster import launches
 from mirrax._src.collectives.destinations import Destinations, mesh_of, place
-from mirrax._src.collectives.sparse import IndexedSlices
 
 # From one replica's parts to one replica's results.
 ReplicaProgram = Callable[[list[jax.Array]], Any]

@@ -18,6 +18,7 @@ from mirrax._src.base.jax_compat import Device, Tracer, uncommitted
 from mirrax._src.base.mesh import AXIS_NAME, Layout
 from mirrax._src.base.protocols import StrategyLike
 from mirrax._src.base.reduce_op import ReduceOp
+from mirrax._src.base.sparse import IndexedSlices
 from mirrax._src.base.values import (
     Args,
     Fn,
@@ -32,7 +33,6 @@ from mirrax._src.base.values import (
 )
 from mirrax._src.collectives.destinations import copy_to
 from mirrax._src.collectives.options import CommunicationOptions
-from mirrax._src.collectives.sparse import IndexedSlices
 from mirrax._src.engines.meeting import Meeting, Request
 
 

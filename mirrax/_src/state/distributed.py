@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Callable
 from dataclasses import replace
@@ -25,6 +26,7 @@ from mirrax._src.base.values import (
     copies_of,
     to_device,
 )
+from mirrax._src.state.parts import Scatter, SliceUpdate
 from mirrax._src.state.variable import Update, Variable, VariableSpec, updated
 
 
@@ -106,9 +108,12 @@ class DistributedVariable(Variable):
 
     def _assign(self, value: Any, update: Update) -> None:
         here = context.current()
-        if here.updating is not None:
+        is_own = self._is_own_copy(here)
+        if here.updating is None and isinstance(update, Scatter):
+            update.check(self)
+        if here.updating is not None or (is_own and isinstance(update, SliceUpdate)):
             self._assign_own(here, value, update)
-        elif self._is_own_copy(here):
+        elif is_own:
             self._assign_in_replica(here, value, update)
         else:
             self._check_strategy(here, "assigned")
@@ -132,7 +137,7 @@ class DistributedVariable(Variable):
 
     def _assign_own(self, here: Context, value: Any, update: Update) -> None:
         """Updates the copy of the replica that the current code works for."""
-        value = self.convert(value)
+        value = self.convert(value, update)
         with launching:  # nobody else may assign in between
             self._store_own(here, updated(update, self.read_value, value))
 
@@ -218,8 +223,11 @@ class ComponentVariable(Variable):
             return frame.read(self.whole)
         return self.whole.copies().values[self.local_index]
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Variable:
+        return copy.deepcopy(self.whole, memo).values[self.local_index]
+
     def _assign(self, value: Any, update: Update) -> None:
-        value = self.whole.convert(value)
+        value = self.whole.convert(value, update)
         place = context.changed(updating=self.local_index, replica=None)
         with launching, place as here:
             self.whole._store_own(here, updated(update, self.read_value, value))

@@ -14,8 +14,9 @@ from mirrax._src.base.jax_compat import Tracer
 from mirrax._src.base.logical import launching
 from mirrax._src.base.protocols import Mode, ReplicaLike, StrategyLike
 from mirrax._src.base.reduce_op import ReduceOp, VariableAggregation
-from mirrax._src.base.values import PerReplica, copies_of, part_of
+from mirrax._src.base.values import PerReplica, copies_of, is_leaf, part_of
 from mirrax._src.state.distributed import DistributedVariable
+from mirrax._src.state.parts import Scatter
 from mirrax._src.state.variable import Update, updated
 
 # Python's own numbers, booleans among them.
@@ -42,10 +43,11 @@ class MirroredVariable(DistributedVariable):
         return here.frame.read(self) if here.frame else self.concrete()
 
     def _assign_together(self, here: Context, value: Any, update: Update) -> None:
-        if isinstance(value, PerReplica) or isinstance(self._found(here), PerReplica):
+        given = jax.tree.leaves((value, self._found(here)), is_leaf=is_leaf)
+        if any(isinstance(x, PerReplica) for x in given):
             self._update_copies(value, update)
             return
-        value = self.convert(value)
+        value = self.convert(value, update)
         read = functools.partial(self._read_together, here)
         with launching:  # nobody else may assign in between
             self._store_all(here, updated(update, read, value))
@@ -61,10 +63,12 @@ class MirroredVariable(DistributedVariable):
         if frame is not None and frame.mode is Mode.EAGER and is_traced:
             # Replicas cannot run a `merge_fn` while `jax.grad` runs, but can reduce.
             together = self._reduce_in_gradient(replica, value)
-            value = self.convert(together)
+            value = self.convert(together, update)
             frame.write(self, updated(update, self.read_value, value))
             return
-        if isinstance(value, PerReplica):  # captured: each replica brings its part
+        if isinstance(update, Scatter):
+            value = update.convert(self, value)
+        elif isinstance(value, PerReplica):  # captured: each replica brings its part
             index = None if context.in_program(here) else context.local_index(here)
             value = jnp.asarray(part_of(value, self.strategy.replica_mesh, index))
         elif not isinstance(value, _PYTHON_NUMBER):
@@ -78,7 +82,12 @@ class MirroredVariable(DistributedVariable):
     def _aggregated(self, strategy: StrategyLike, value: Any) -> Any:
         """The replicas' values as one, by the variable's aggregation."""
         if self.aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
-            return strategy.extended.broadcast_to(strategy.first_part(value), self)
+            extended, first = strategy.extended, strategy.first_part
+            return jax.tree.map(
+                lambda part: extended.broadcast_to(first(part), self),
+                value,
+                is_leaf=is_leaf,
+            )
         op = ReduceOp.from_variable_aggregation(self.aggregation)
         if isinstance(value, _PYTHON_NUMBER) and op is ReduceOp.MEAN:
             return value

@@ -16,7 +16,6 @@ import numpy as np
 from jax import lax
 
 from mirrax._src.base import context
-from mirrax._src.base.arraylike import ArrayLike
 from mirrax._src.base.errors import RunEagerly
 from mirrax._src.base.jax_compat import Tracer, is_staging, uncommitted
 from mirrax._src.base.logical import launching
@@ -24,6 +23,7 @@ from mirrax._src.base.mesh import Layout
 from mirrax._src.base.protocols import StrategyLike
 from mirrax._src.base.reduce_op import VariableAggregation, VariableSynchronization
 from mirrax._src.base.values import Atom, Mirrored, PerReplica, join
+from mirrax._src.state.parts import InParts, PartUpdate
 
 _numbers = itertools.count()
 _all: dict[int, weakref.ref[Variable]] = {}
@@ -66,6 +66,8 @@ class VariableSpec:
     aggregation: VariableAggregation = VariableAggregation.NONE
 
     def __post_init__(self) -> None:
+        if self.aggregation is None:
+            object.__setattr__(self, "aggregation", VariableAggregation.NONE)
         for field, kind in (
             ("synchronization", VariableSynchronization),
             ("aggregation", VariableAggregation),
@@ -124,7 +126,7 @@ class _VariableType(type):
         return context.current().strategy.extended.create_variable(spec)
 
 
-class Variable(ArrayLike, Atom, metaclass=_VariableType):
+class Variable(InParts, Atom, metaclass=_VariableType):
     """An array that can be assigned. In a strategy's scope, a copy on each device.
 
     >>> v = mx.Variable(1.0, name="v")
@@ -151,7 +153,6 @@ class Variable(ArrayLike, Atom, metaclass=_VariableType):
     def _setup(
         self, spec: VariableSpec, strategy: StrategyLike | None, value: jax.Array
     ) -> None:
-        self.number = next(_numbers)
         self.name = spec.name or "Variable"
         is_on_read = spec.synchronization is VariableSynchronization.ON_READ
         self.trainable = not is_on_read if spec.trainable is None else spec.trainable
@@ -160,7 +161,13 @@ class Variable(ArrayLike, Atom, metaclass=_VariableType):
         self.strategy = strategy
         self.shape: tuple[int, ...] = value.shape
         self.dtype = value.dtype
-        self.home, self._slot = Home([value]), 0
+        self._settle(value)
+
+    def _settle(self, value: Any) -> None:
+        """Begins to exist, with `value`."""
+        self.number = next(_numbers)
+        self.home, self._slot = Home([None]), 0
+        self.stored = value
         _all[self.number] = weakref.ref(self, lambda _, n=self.number: _forget(n))
         handed_out.add(self.number)
         frame = context.current().frame
@@ -268,18 +275,43 @@ class Variable(ArrayLike, Atom, metaclass=_VariableType):
 
     # Writing -------------------------------------------------------------------------
 
-    def assign(self, value: Any, read_value: bool = True) -> Any:
-        """Replaces the value. Returns the variable, or None with `read_value=False`."""
+    def assign(
+        self,
+        value: Any,
+        use_locking: bool | None = None,
+        name: str | None = None,
+        read_value: bool = True,
+    ) -> Any:
+        """Replaces the value.
+
+        Args:
+            value: An array, or a number, of the variable's shape.
+            use_locking: Assignments are always atomic.
+            name: Named an operation of a graph; nothing is called so here.
+            read_value: Whether to return the variable; else None.
+        """
         self._assign(value, None)
         return self if read_value else None
 
-    def assign_add(self, delta: Any, read_value: bool = True) -> Any:
-        """Adds `delta`. Returns the variable, or None with `read_value=False`."""
+    def assign_add(
+        self,
+        delta: Any,
+        use_locking: bool | None = None,
+        name: str | None = None,
+        read_value: bool = True,
+    ) -> Any:
+        """Adds `delta`; arguments as those of `assign`."""
         self._assign(delta, operator.add)
         return self if read_value else None
 
-    def assign_sub(self, delta: Any, read_value: bool = True) -> Any:
-        """Subtracts `delta`. Returns the variable, or None with `read_value=False`."""
+    def assign_sub(
+        self,
+        delta: Any,
+        use_locking: bool | None = None,
+        name: str | None = None,
+        read_value: bool = True,
+    ) -> Any:
+        """Subtracts `delta`; arguments as those of `assign`."""
         self._assign(delta, operator.sub)
         return self if read_value else None
 
@@ -291,7 +323,7 @@ class Variable(ArrayLike, Atom, metaclass=_VariableType):
                 "has one copy, which replicas cannot assign. Make it inside "
                 "`with strategy.scope():`, or assign it outside `run`."
             )
-        value = self.convert(value)
+        value = self.convert(value, update)
         with launching:  # nobody else may assign in between
             self.store_local(updated(update, self.read_value, value))
 
@@ -308,8 +340,20 @@ class Variable(ArrayLike, Atom, metaclass=_VariableType):
         """As `store_local`, for a value that all replicas have computed together."""
         self.store_local(value)
 
-    def convert(self, value: Any) -> jax.Array:
-        """`value` as an array of this variable's shape and dtype."""
+    def convert(self, value: Any, update: Update = None) -> Any:
+        """`value` as an array of this variable's shape and dtype, or as `update` takes it."""
+        if isinstance(update, PartUpdate):
+            return update.convert(self, value)
+        array = self.with_dtype(value)
+        if array.shape != self.shape:
+            raise ValueError(
+                f"Variable {self.name!r} has shape {self.shape}; a value of shape "
+                f"{array.shape} cannot be assigned to it."
+            )
+        return array
+
+    def with_dtype(self, value: Any) -> jax.Array:
+        """`value` as an array of this variable's dtype."""
         if isinstance(value, PerReplica):
             raise ValueError(
                 f"Variable {self.name!r} is assigned a PerReplica value, which has parts for all "
@@ -317,11 +361,6 @@ class Variable(ArrayLike, Atom, metaclass=_VariableType):
                 "own part."
             )
         array = jnp.asarray(value)
-        if array.shape != self.shape:
-            raise ValueError(
-                f"Variable {self.name!r} has shape {self.shape}; a value of shape "
-                f"{array.shape} cannot be assigned to it."
-            )
         if array.dtype != self.dtype and not _fits(array.dtype, self.dtype):
             raise ValueError(
                 f"Variable {self.name!r} has dtype {self.dtype}; assigning a value of dtype "
@@ -360,11 +399,28 @@ class Variable(ArrayLike, Atom, metaclass=_VariableType):
             shown = f"numpy={array if array.ndim == 0 else repr(array)}"
         return f"<mx.Variable '{self.name}' {kind}, {shown}>"
 
+    # Copying -------------------------------------------------------------------------
+
+    def __copy__(self) -> Variable:
+        return self  # what it holds would be shared anyway
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Variable:
+        """A variable of the same kind and name, with a value (of each replica) of its own."""
+        if context.current().frame is not None:
+            raise NotImplementedError(
+                f"Variable {self.name!r} is copied in a function that is traced. Copy it "
+                "outside."
+            )
+        new = memo[id(self)] = object.__new__(type(self))
+        vars(new).update({k: v for k, v in vars(self).items() if k != "values"})
+        new._settle(jax.tree.map(jnp.copy, self.concrete()))
+        return new
+
     def __reduce__(self) -> Any:
-        """Variables are neither copied nor pickled: what a copy shares would be unclear."""
+        """Variables are not pickled: another process has other devices."""
         raise TypeError(
-            f"Variable {self.name!r} cannot be copied or pickled: make a new one from its "
-            "value, `mx.Variable(v.read_value())`, or save `v.numpy()`."
+            f"Variable {self.name!r} cannot be pickled: save `v.numpy()`, or use "
+            "`mx.train.Checkpoint`."
         )
 
 

@@ -18,6 +18,7 @@ from mirrax._src.base.jax_compat import Tracer
 from mirrax._src.base.mesh import AXIS_NAME, Layout
 from mirrax._src.base.protocols import StrategyLike
 from mirrax._src.base.reduce_op import ReduceOp
+from mirrax._src.base.sparse import IndexedSlices
 from mirrax._src.base.values import (
     Mirrored,
     PerReplica,
@@ -37,7 +38,6 @@ from mirrax._src.collectives.destinations import Destinations, copy_to
 from mirrax._src.collectives.ops import CrossDeviceOps, check_destinations
 from mirrax._src.collectives.options import CommunicationOptions
 from mirrax._src.collectives.programs import gather_parts, launch, run_on_parts
-from mirrax._src.collectives.sparse import IndexedSlices
 from mirrax._src.engines.replica_context import check_gather_axis
 from mirrax._src.state.distributed import DistributedVariable
 from mirrax._src.state.variable import Variable

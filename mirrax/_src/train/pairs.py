@@ -8,8 +8,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from mirrax._src.base.sparse import IndexedSlices
 from mirrax._src.base.values import ReplicaValues
-from mirrax._src.collectives.sparse import IndexedSlices
 from mirrax._src.state.variable import Variable
 from mirrax._src.strategies.default import get_strategy
 
