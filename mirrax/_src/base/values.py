@@ -287,9 +287,10 @@ def check_parts(value: ReplicaValues, count: int) -> None:
     if len(value.values) != count:
         raise ValueError(
             f"A {type(value).__name__} value with {len(value.values)} parts cannot be used "
-            f"with a strategy that has {count} replica(s) here. Use the strategy that made "
-            "it, make it with `strategy.experimental_distribute_values_from_function`, or "
-            "give it one part for each replica."
+            f"with a strategy that has {count} replica{'s' * (count != 1)} here. Use the "
+            "strategy that made it, make it with "
+            "`strategy.experimental_distribute_values_from_function`, or give it one part "
+            "for each replica."
         )
 
 
