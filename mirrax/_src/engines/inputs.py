@@ -74,7 +74,7 @@ class _Tree:
         self._dynamic = [i for i, k in enumerate(kinds) if isinstance(k, Layout)]
         # What has to be put together first takes the long way, and so do parts one by one.
         if len(kinds) != len(leaves) or any(x.layout is not kinds[i] for i, x in split):
-            self._tree = None
+            self._types = None
 
     def take(self, argument: Any) -> list[Any]:
         leaves, tree = _flatten(argument, is_leaf)
