@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import copy
+import pickle
 
 import jax
 import jax.numpy as jnp
@@ -226,11 +226,9 @@ def test_a_function_around_run_that_makes_variables_each_time(strategy):
         mx.function(step)()
 
 
-def test_a_variable_cannot_be_copied(strategy, v):
-    with fails(
-        strategy, TypeError, r"'v' cannot be copied.*mx\.Variable\(v\.read_value"
-    ):
-        copy.deepcopy({"v": v})
+def test_a_variable_cannot_be_pickled(strategy, v):
+    with fails(strategy, TypeError, r"'v' cannot be pickled.*v\.numpy\(\)"):
+        pickle.dumps({"v": v})
 
 
 # Differentiating -----------------------------------------------------------------------

@@ -135,9 +135,9 @@ class VariableSlice(ArrayLike):
     __slots__ = ("_array", "_key", "_variable")
 
     def __init__(self, variable: Any, key: Any) -> None:
-        np.broadcast_to(0, variable.shape)[
-            key
-        ]  # JAX moves what is out of range to the end
+        if not any(isinstance(k, jax.Array) for k in _numbers_in(key)):
+            # Raises for a number that is out of range, where JAX takes the last one.
+            np.broadcast_to(0, variable.shape)[key]
         self._variable, self._key = variable, key
         self._array = variable.__jax_array__()[key]
 
@@ -178,12 +178,14 @@ def _numbers_in(key: Any) -> list[Any]:
 
 def is_slice(key: Any) -> bool:
     """Whether `key` is what TensorFlow slices by: numbers, slices, `...`, None."""
-    return all(
-        isinstance(k, int | np.integer | type(...) | None)
-        if not isinstance(k, np.ndarray | jax.Array)
-        else k.ndim == 0 and k.dtype != bool
-        for k in _numbers_in(key)
-    ) and not any(isinstance(k, bool) for k in _numbers_in(key))
+
+    def is_place(k: Any) -> bool:
+        if isinstance(k, np.ndarray | jax.Array):
+            return k.ndim == 0 and k.dtype != bool
+        places = int | np.integer | type(...) | None
+        return isinstance(k, places) and not isinstance(k, bool)
+
+    return all(map(is_place, _numbers_in(key)))
 
 
 class InParts(ArrayLike):
