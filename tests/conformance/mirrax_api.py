@@ -56,6 +56,8 @@ def __getattr__(name):
         return getattr(mx.metrics, name)
     if name in ("Checkpoint", "CheckpointManager", "latest_checkpoint"):
         return getattr(mx.train, name)
+    if name == "ExponentialMovingAverage":
+        return mx.train.ExponentialMovingAverage
     raise AttributeError(name)
 
 
@@ -130,6 +132,17 @@ def build(strategy, optimizer, variables):
     optimizer.build(variables)
 
 
+def averages_of_values(average, make_strategy, steps):
+    """The average of an array after each step, whose value is in `steps`."""
+    found = []
+    with make_strategy().scope():
+        for step in steps:
+            value = array(step)
+            average.apply([value])
+            found.append(average.average(value).numpy())
+    return found
+
+
 def metric_variables(metric):
     return list(metric.variables)
 
@@ -138,8 +151,8 @@ def trackable(metric):
     return metric
 
 
-def function(fn):
-    return mx.function(fn)
+def function(fn, **kwargs):
+    return mx.function(fn, **kwargs)
 
 
 def function_with_loop(fn):
