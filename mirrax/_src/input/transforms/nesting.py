@@ -22,6 +22,7 @@ from mirrax._src.input.node import (
     node,
     open_cursor,
 )
+from mirrax._src.input.sources import static_rows_of
 from mirrax._src.input.structure import PyTree
 
 _entropy = threading.local()
@@ -63,6 +64,7 @@ class Interleave(Node):
     read_ahead: int  # elements that each dataset reads in a thread of its own
     entropy: int
     label: str
+    keeps_going: bool = False
 
     def open(self, path: Path, state: State = None) -> Cursor:
         return _InterleaveCursor(self, path, state)
@@ -84,6 +86,9 @@ class Interleave(Node):
     def spec(self) -> PyTree:
         return self.first_inner().spec()
 
+    def batch_size(self) -> int | None:
+        return static_rows_of(self)
+
     def describe(self) -> str:
         return f"{self.label}({self.fn!r})"
 
@@ -97,13 +102,18 @@ class _Slot:
         self.number, self.before = number, before
         self._node = owner.inner(value_of(element), (*path, number))
         self._path = (*path, number)
-        self._ahead = owner.read_ahead
+        self._ahead, self._keeps_going = owner.read_ahead, owner.keeps_going
         self.cursor: Cursor
 
     def open(self, state: State = None) -> _Slot:
         self.cursor = open_cursor(self._node, self._path, state)
         if self._ahead:
-            self.cursor = Ahead(self.cursor, self._ahead, name="interleave")
+            self.cursor = Ahead(
+                self.cursor,
+                self._ahead,
+                name="interleave",
+                keeps_going=self._keeps_going,
+            )
         return self
 
 
