@@ -189,17 +189,7 @@ class Batches(Steps):
         for fn in (key_func, reduce_func, size_fn):
             check_callable(fn, "group_by_window")
         check_arguments(key_func, self.node, "group_by_window")
-        return self._then(
-            GroupByWindow(
-                self.node,
-                ElementFn(key_func, "group_by_window"),
-                reduce_func,
-                size_fn,
-                self._wrap,
-                node_of,
-                draw_entropy(),
-            )
-        )
+        return self._then(self._grouped(key_func, reduce_func, size_fn))
 
     def bucket_by_sequence_length(
         self,
@@ -239,7 +229,7 @@ class Batches(Steps):
             name: Unused, as in TensorFlow's eager mode.
         """
         check_callable(element_length_func, "bucket_by_sequence_length")
-        key, reduce, size = bucket_fns(
+        bucket, batches, size, spec = bucket_fns(
             element_length_func,
             [integer(n, "bucket_boundaries") for n in bucket_boundaries],
             [integer(n, "bucket_batch_sizes") for n in bucket_batch_sizes],
@@ -248,7 +238,26 @@ class Batches(Steps):
             no_padding,
             drop_remainder,
         )
-        return self.group_by_window(key, reduce, window_size_func=size)
+        check_arguments(element_length_func, self.node, "bucket_by_sequence_length")
+        return self._then(self._grouped(bucket, batches, size, spec))
+
+    def _grouped(
+        self,
+        key_func: Callable[..., Any],
+        reduce_func: Callable[..., Any],
+        size_func: Callable[..., Any],
+        describes: Callable[..., PyTree] | None = None,
+    ) -> GroupByWindow:
+        return GroupByWindow(
+            self.node,
+            ElementFn(key_func, "group_by_window"),
+            reduce_func,
+            size_func,
+            self._wrap,
+            node_of,
+            draw_entropy(),
+            describes,
+        )
 
 
 def _constant(size: int) -> Callable[[Any], int]:

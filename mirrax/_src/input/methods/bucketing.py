@@ -5,8 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from mirrax._src.input.node import Node
 from mirrax._src.input.structure import PyTree, map_leaves
-from mirrax._src.input.transforms.batching import lengths, spread
+from mirrax._src.input.transforms.batching import (
+    Batch,
+    PaddedBatch,
+    lengths,
+    spread,
+)
 from mirrax._src.input.transforms.grouping import whole_number
 
 Fn = Callable[..., Any]
@@ -20,8 +26,8 @@ def bucket_fns(
     to_boundary: bool,
     no_padding: bool,
     drop_remainder: bool,
-) -> tuple[Fn, Fn, Fn]:
-    """The key of an element, the batches of a group, and the size of a group."""
+) -> tuple[Fn, Fn, Fn, Fn]:
+    """An element's key, a group's batches, a group's size, and what batches look like."""
     if len(batch_sizes) != len(boundaries) + 1:
         raise ValueError(
             f"`bucket_batch_sizes` needs {len(boundaries) + 1} numbers, one more than the "
@@ -50,8 +56,13 @@ def bucket_fns(
             target = _filled(group.element_spec, shapes, boundaries[number] - 1)
         return group.padded_batch(size, target, values, drop_remainder)
 
+    def spec(source: Node) -> PyTree:  # the sizes differ
+        if no_padding:
+            return Batch(source, 1, False).spec()
+        return PaddedBatch(source, 1, shapes, None, False).spec()
+
     bucket.__qualname__ = getattr(length_fn, "__qualname__", "bucket")
-    return bucket, batches, lambda number: batch_sizes[number]
+    return bucket, batches, lambda number: batch_sizes[number], spec
 
 
 def _filled(spec: PyTree, shapes: PyTree, length: int) -> PyTree:

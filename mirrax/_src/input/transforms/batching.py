@@ -369,16 +369,20 @@ class _RebatchCursor(Cursor):
         self._sizes, self._drop = owner.sizes, owner.drop_remainder
         self._rows = Unbatch(owner.input).open(path, state)
         self._number = number
+        self._nothing: Block | None = None  # a batch without rows
 
     def __next__(self) -> Block:
-        if not self._rows.has_more():
-            raise StopIteration
-        nothing = self._rows.current[:0]
         size = self._sizes[self._number]
-        block = self._rows.next_block(size) if size else nothing
+        if size or self._nothing is None:  # a size of 0 does not look for the end
+            if not self._rows.has_more():
+                raise StopIteration
+            self._nothing = self._rows.current[:0]
+        block = self._rows.next_block(size) if size else self._nothing
         assert block is not None
-        if len(block) < size and self._drop:
-            raise StopIteration
+        if len(block) < size:
+            self._nothing = None  # this was the end
+            if self._drop:
+                raise StopIteration
         self._number = (self._number + 1) % len(self._sizes)
         return block
 

@@ -86,7 +86,7 @@ def _together(elements: list[Any]) -> Block | list[Any]:
         map_leaves(_protect, element)
     try:
         stacked = stack_elements(elements) if elements else None
-    except ValueError:  # elements of several shapes stay single
+    except (ValueError, TypeError):  # elements of several shapes, datasets: stay single
         stacked = None
     if stacked is None:
         return elements

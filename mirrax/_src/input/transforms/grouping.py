@@ -40,6 +40,7 @@ class GroupByWindow(Node):
     wrap: Wrap
     to_node: Callable[[Any, str], Node]
     entropy: int
+    describes: Callable[[Node], PyTree] | None = None  # gives the specs, of the input
 
     def open(self, path: Path, state: State = None) -> Cursor:
         return _GroupCursor(self, path, state)
@@ -50,6 +51,8 @@ class GroupByWindow(Node):
         return INFINITE if self.input.cardinality() == INFINITE else UNKNOWN
 
     def spec(self) -> PyTree:
+        if self.describes is not None:
+            return self.describes(self.input)
         elements = first_elements(self.input)
         return self.reduced(self.key(elements[0]), elements, (0,)).spec()
 
