@@ -148,10 +148,14 @@ def test_a_state_among_many_elements_of_many_groups():
 
 
 def test_a_scanned_state_is_in_the_iterators_state():
-    dataset = Dataset.range(4).scan(np.float16([0, 1]), lambda s, x: (s * 2 + 1, s))
+    dataset = Dataset.range(4).scan(
+        np.array([0, 1], "float16"), lambda s, x: (s * 2 + 1, s)
+    )
     iterator = iter(dataset)
     next(iterator)
-    again = iter(Dataset.range(4).scan(np.float16([0, 1]), lambda s, x: (s * 2 + 1, s)))
+    again = iter(
+        Dataset.range(4).scan(np.array([0, 1], "float16"), lambda s, x: (s * 2 + 1, s))
+    )
     again.set_state(saved(iterator))
     found = next(again)
     assert found.dtype == np.float16 and found.tolist() == [1, 3]
