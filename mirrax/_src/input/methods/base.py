@@ -24,6 +24,9 @@ class Steps(Nested):
     node: Node
     _options: Options
 
+    def __iter__(self) -> Any:
+        raise NotImplementedError
+
     def _then(self, node: Node) -> Dataset:
         return self._wrap(node, self._options)
 

@@ -206,7 +206,7 @@ class Elements(Steps):
         """
         state = to_element(initial_state)
         spec = spec_of(state)
-        for element in self._then(self.node):
+        for element in self:
             state = to_element(reduce_func(state, element))
             selecting.check_alike(spec, spec_of(state), "The state of `reduce`")
         return state

@@ -140,7 +140,7 @@ class Keeping(Steps):
         directory = Path(path)
         writer = Writer(directory, checked_compression(compression), self.node)
         try:
-            for element in self._then(self.node):
+            for element in self:
                 shard = 0
                 if shard_fn is not None:
                     shard = whole_number(shard_fn.raw(element), "shard_func")

@@ -22,7 +22,7 @@ from mirrax._src.input.node import (
     node,
     open_cursor,
 )
-from mirrax._src.input.sources import static_rows_of
+from mirrax._src.input.sources import static_rows
 from mirrax._src.input.structure import PyTree
 
 _entropy = threading.local()
@@ -87,7 +87,12 @@ class Interleave(Node):
         return self.first_inner().spec()
 
     def batch_size(self) -> int | None:
-        return static_rows_of(self)
+        try:
+            firsts = enumerate(first_elements(self.input))
+            rows = {static_rows(self.inner(x, (i,)).spec()) for i, x in firsts}
+        except Exception:  # the pass itself will raise it, at its place
+            return None
+        return rows.pop() if len(rows) == 1 else None
 
     def describe(self) -> str:
         return f"{self.label}({self.fn!r})"
