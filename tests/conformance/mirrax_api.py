@@ -33,6 +33,14 @@ stack = jnp.stack
 concat = jnp.concatenate
 cast = jnp.asarray
 
+
+def _refuse(x, condition):
+    """`x`, or an error where the condition is true."""
+    if condition:
+        raise ValueError(x)
+    return x
+
+
 # For functions that a dataset calls: its elements are NumPy's.
 ops = SimpleNamespace(
     cast=lambda x, dtype: np.asarray(x).astype(dtype),
@@ -42,6 +50,9 @@ ops = SimpleNamespace(
     size=np.size,
     number=lambda x: np.float32(x),
     decode=np.frombuffer,
+    append=lambda x, y: np.append(x, y),
+    length=len,
+    refuse=_refuse,
 )
 int64, float32, string = "int64", "float32", "string"
 

@@ -52,6 +52,13 @@ io = tf.io
 TensorSpec = tf.TensorSpec
 int64, float32, string = tf.int64, tf.float32, tf.string
 
+
+def _refuse(x, condition):
+    """`x`, or an error where the condition is true."""
+    with tf.control_dependencies([tf.debugging.Assert(~condition, [x])]):
+        return tf.identity(x)
+
+
 # For functions that a dataset calls: there mirrax has NumPy.
 ops = SimpleNamespace(
     cast=tf.cast,
@@ -61,6 +68,9 @@ ops = SimpleNamespace(
     size=tf.size,
     number=tf.strings.to_number,
     decode=tf.io.decode_raw,
+    append=lambda x, y: tf.concat([x, [y]], 0),
+    length=lambda x: tf.shape(x)[0],
+    refuse=_refuse,
 )
 
 

@@ -226,6 +226,8 @@ def _any_rows(spec: TensorSpec) -> TensorSpec:
 _TRANSFORMATIONS = frozenset(
     """map filter batch padded_batch unbatch shuffle repeat take skip shard cache concatenate
     enumerate interleave flat_map prefetch with_options apply reduce as_numpy_iterator zip
+    window rebatch scan take_while unique ignore_errors group_by_window snapshot save
+    bucket_by_sequence_length rejection_resample get_single_element
     """.split()
 )
 
