@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from mirrax._src.cluster.local_cluster import free_ports
+from tests.helpers.signals import received_signals
 
 _ROOT = Path(__file__).parents[2]
 _SECONDS_TO_GO = 5.0
@@ -247,13 +248,14 @@ class _Nursery:
 
     def __init__(self) -> None:
         self.workers: dict[int, Worker] = {}
-        self._process = subprocess.Popen(
-            [sys.executable, "-X", "faulthandler", "-m", "tests.cluster.workers"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            cwd=_ROOT,
-            start_new_session=True,
-        )
+        with received_signals():
+            self._process = subprocess.Popen(
+                [sys.executable, "-X", "faulthandler", "-m", "tests.cluster.workers"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                cwd=_ROOT,
+                start_new_session=True,
+            )
         self._rest = b""
         self._started: list[int] = []
         atexit.register(self._close)

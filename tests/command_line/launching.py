@@ -14,6 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from helpers.signals import received_signals
+
 import mirrax as mx
 from mirrax._src.command_line.run import RunOptions, launch
 
@@ -110,7 +112,11 @@ class Process:
         script = write_script(folder, body)
         self.mark = uuid.uuid4().hex
         self._out, self._err = folder / "launcher.out", folder / "launcher.err"
-        with self._out.open("wb") as out, self._err.open("wb") as err:
+        with (
+            self._out.open("wb") as out,
+            self._err.open("wb") as err,
+            received_signals(),
+        ):
             self.process = subprocess.Popen(
                 [*before, sys.executable, "-c", _WITHOUT_JAX, str(ROOT / "mirrax")]
                 + ["run", *options, str(script)],

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers.programs import WARNINGS_ARE_ERRORS
 
 import mirrax as mx
 
@@ -20,7 +21,7 @@ TIMEOUT_SECONDS = 55  # two of them in pytest's own limit, to say what was print
 
 def start(name: str, **options: object) -> list[str]:
     """Runs an example in a process of its own; the lines that it prints."""
-    command = [sys.executable, "-W", "error", f"examples/{name}.py"]
+    command = [sys.executable, *WARNINGS_ARE_ERRORS, f"examples/{name}.py"]
     for option, value in options.items():
         command += [f"--{option}", str(value)]
     try:

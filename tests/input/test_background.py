@@ -15,6 +15,7 @@ from multiprocessing.shared_memory import SharedMemory
 import numpy as np
 import pytest
 from helpers.engines import mirrored
+from helpers.programs import WARNINGS_ARE_ERRORS
 from helpers.scripts import run_script
 
 import mirrax as mx
@@ -577,7 +578,7 @@ def test_a_map_in_processes(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(PROCESSES)
     done = subprocess.run(
-        [sys.executable, "-W", "error", script],
+        [sys.executable, *WARNINGS_ARE_ERRORS, script],
         capture_output=True,
         text=True,
         timeout=100,
