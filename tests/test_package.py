@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from helpers.waiting import SECONDS_TO_HANG
 
 import mirrax
 
@@ -67,7 +68,7 @@ heavy = {"flax", "optax", "orbax", "tensorflow", "torch", "keras", "grain", "dat
 heavy |= {"rich", "click", "google_crc32c"}
 assert not heavy & set(sys.modules), heavy & set(sys.modules)
 """
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=SECONDS_TO_HANG)
 
 
 def modules_after(code: str) -> set[str]:
@@ -76,7 +77,7 @@ def modules_after(code: str) -> set[str]:
     done = subprocess.run(
         [sys.executable, "-c", code],
         check=True,
-        timeout=60,
+        timeout=SECONDS_TO_HANG,
         stdout=subprocess.PIPE,
         text=True,
     )

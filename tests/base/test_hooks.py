@@ -8,6 +8,7 @@ import sys
 import textwrap
 
 import pytest
+from helpers.waiting import SECONDS_TO_HANG
 
 from mirrax._src.base import hooks
 
@@ -19,7 +20,7 @@ def end_of(code: str) -> tuple[int, str]:
         [sys.executable, "-W", "ignore", "-c", prelude + textwrap.dedent(code)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=SECONDS_TO_HANG,
     )
     assert not done.stderr
     return done.returncode, done.stdout

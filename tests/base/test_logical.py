@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from helpers.waiting import SECONDS_TO_HANG
 
 import mirrax as mx
 
@@ -23,7 +24,7 @@ def run(code: str, **env: str) -> subprocess.CompletedProcess[str]:
         env={**kept, "JAX_PLATFORMS": "cpu", **env},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=SECONDS_TO_HANG,
     )
 
 
@@ -150,7 +151,7 @@ def test_steps_without_waiting_run_through(count) -> None:
         env=kept,
         capture_output=True,
         text=True,
-        timeout=90,
+        timeout=SECONDS_TO_HANG,
     )
     assert done.stdout.strip() == "done", (
         f"{count} devices hung or failed:\n{done.stderr}"

@@ -13,11 +13,12 @@ import time
 from textwrap import dedent
 
 import pytest
+from helpers.waiting import SECONDS_TO_HANG
 
 from . import workers as processes
 from .workers import Workers
 
-LIMIT = 20
+LIMIT = SECONDS_TO_HANG
 FAILED = (1, 43)
 
 SETUP = """
@@ -330,7 +331,7 @@ def test_python_kept_busy_for_less_than_the_heartbeat_is_no_failure():
         train(5, compiled)
     """
     with start(script) as workers:
-        workers.expect_end(0, 0, within=2 * LIMIT)
+        workers.expect_end(0, 0, within=LIMIT)
 
 
 # Somewhere else ------------------------------------------------------------------------------
@@ -460,7 +461,7 @@ def test_leaving_loops_over_data_is_no_failure_and_makes_no_noise():
     say("left")
     """
     with start(DATA + dedent(script), step_timeout=2) as workers:
-        workers.expect_end(0, 0, within=2 * LIMIT)
+        workers.expect_end(0, 0, within=LIMIT)
         for worker in workers:
             assert worker.own_output == "step 5\nleft\n"
 

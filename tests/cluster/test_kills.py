@@ -16,7 +16,6 @@ KILLS = int(os.environ.get("MIRRAX_KILLS", "2"))
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_killed_workers_start_anew_and_end_with_the_same_weights(
     tmp_path: Path,
 ) -> None:

@@ -13,10 +13,11 @@ import time
 from collections.abc import Iterator
 
 import pytest
+from helpers.waiting import SECONDS_TO_HANG
 
 from .workers import Workers
 
-LIMIT = 30
+LIMIT = SECONDS_TO_HANG
 FAILED = (1, 43)
 TRAIN = """
 strategy = join(heartbeat=3, step_timeout=60, join_timeout=30)
@@ -141,7 +142,7 @@ def test_a_slow_link_is_no_failure(hosts: Hosts):
                 _run(*inside, *add, hosts.interfaces[k], *limit)
         except (subprocess.CalledProcessError, FileNotFoundError) as error:
             pytest.skip(f"links cannot be slowed down here: {error}")
-        workers.expect_end(0, 0, within=2 * LIMIT)
+        workers.expect_end(0, 0, within=LIMIT)
 
 
 def test_a_machine_that_cannot_be_reached_is_named(hosts: Hosts):

@@ -16,6 +16,7 @@ from typing import Any
 
 import jax
 import pytest
+from helpers.waiting import SECONDS_TO_HANG
 
 from mirrax._src.cluster.spec import training_cluster
 from mirrax.distribute.cluster_resolver import (
@@ -499,7 +500,7 @@ assert backend_started()
     subprocess.run(
         [sys.executable, "-c", "import mirrax.distribute.cluster_resolver\n" + code],
         check=True,
-        timeout=60,
+        timeout=SECONDS_TO_HANG,
         env={**clean, "JAX_PLATFORMS": "cpu"},
     )
 

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import pytest
 from click.testing import CliRunner, Result
+from helpers.waiting import SECONDS_TO_HANG
 
 from mirrax._src.command_line import info, measuring
 from mirrax._src.command_line.commands import commands
@@ -121,7 +122,7 @@ def test_between_workers() -> None:
         + ["--devices", "1"],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=SECONDS_TO_HANG,
         cwd=ROOT,
     )
     assert done.returncode == 0, done.stderr
@@ -136,7 +137,7 @@ def test_one_device_is_not_measured() -> None:
         [sys.executable, "-m", "mirrax", "info"],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=SECONDS_TO_HANG,
         cwd=ROOT,
     )
     assert done.returncode == 0, done.stderr

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.waiting import SECONDS_TO_HANG
 
 from mirrax._src.cluster import reporting
 from mirrax.errors import UnavailableError
@@ -208,7 +209,7 @@ def test_a_system_exit_is_no_report(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", "import mirrax, sys; sys.exit(3)"],
         env=os.environ | {"MIRRAX_FAILURE": str(path)},
-        timeout=60,
+        timeout=SECONDS_TO_HANG,
     )
     assert done.returncode == 3
     assert not path.exists()

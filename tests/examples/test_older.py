@@ -18,11 +18,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from helpers.waiting import SECONDS_TO_HANG
 
 import mirrax as mx
 
 OLDER = Path(__file__).parents[2] / "examples" / "older"
-TIMEOUT_SECONDS = 100  # less than pytest's own limit, to say what was printed
 
 # Messages of mirrax: "`experimental_run` is the older name of ..."
 pytestmark = pytest.mark.filterwarnings("ignore:`:DeprecationWarning")
@@ -148,13 +148,13 @@ def start(*command: str) -> tuple[str, str]:
             [sys.executable, *command],
             capture_output=True,
             text=True,
-            timeout=TIMEOUT_SECONDS,
+            timeout=SECONDS_TO_HANG,
             cwd=OLDER,
             env=environment,
         )
     except subprocess.TimeoutExpired as error:
         printed = (error.stdout or b"").decode() + (error.stderr or b"").decode()
-        pytest.fail(f"{command} did not end in {TIMEOUT_SECONDS} s:\n{printed}")
+        pytest.fail(f"{command} did not end in {SECONDS_TO_HANG} s:\n{printed}")
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout, done.stderr
 

@@ -10,7 +10,7 @@ import pytest
 import mirrax as mx
 from mirrax.testing import WorkerError, WorkerPool
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(90)]
+pytestmark = pytest.mark.slow
 
 
 def add_up(failing: int | None = None) -> float:

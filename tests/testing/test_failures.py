@@ -159,10 +159,8 @@ def test_a_worker_that_hangs_is_shown_where(worker_pool: Pools) -> None:
         if own_number() == 1:
             wait_for_ever()
 
-    started = time.monotonic()
     with pytest.raises(WorkerError) as caught:
         worker_pool().run(hang, timeout=2)
-    assert time.monotonic() - started < 30
     text = str(caught.value)
     assert text.startswith("Worker 1 of 2 did not return within 2 s; worker 0 did.")
     assert "in wait_for_ever" in text and "in hang" in text

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers.waiting import SECONDS_TO_HANG
 
 import mirrax.testing
 from mirrax.testing import WorkerPool
@@ -125,7 +126,7 @@ def test_functions_of_main(tmp_path: Path) -> None:
         [sys.executable, "-W", "error", script],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=SECONDS_TO_HANG,
     )
     assert (done.stdout, done.stderr) == ("[2, 2]\n", "")
 
@@ -177,7 +178,7 @@ def test_the_fixture_works_under_xdist(tmp_path: Path) -> None:
         [sys.executable, "-m", "pytest", "-n", "2", "-q", "-W", "error", tmp_path],
         capture_output=True,
         text=True,
-        timeout=90,
+        timeout=SECONDS_TO_HANG,
         cwd=tmp_path,
     )
     assert "4 passed" in done.stdout, done.stdout + done.stderr

@@ -250,7 +250,6 @@ def consistent(path):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize(
     "way, kills",
     [

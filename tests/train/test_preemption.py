@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import pytest
 from helpers.engines import mirrored, parts
 from helpers.forking import Zygote
+from helpers.waiting import SECONDS_TO_HANG
 
 import mirrax as mx
 from mirrax._src.train import preemption
@@ -290,7 +291,7 @@ def test_time_that_is_left_is_used(tmp_path):
     with pytest.raises(SystemExit):
         for _ in range(1000):
             t.handler.run(lambda: (t.step(), time.sleep(0.01)))
-    assert 0.5 < time.monotonic() - started < 10
+    assert time.monotonic() - started > 0.5
     assert sorted(os.listdir(tmp_path)) == ["ckpt-1", "ckpt-2"]
     assert newest(tmp_path)["v"] == t.v.numpy() > 55.0
 
@@ -334,7 +335,7 @@ def test_closing_stops_the_watcher(tmp_path, monkeypatch):
     t.handler.close()
     for thread in threading.enumerate():
         if thread.name == "mirrax-preemption":
-            thread.join(10)
+            thread.join(SECONDS_TO_HANG)
             assert not thread.is_alive()
     t.handler.run(t.step)
     assert os.listdir(tmp_path) == []
@@ -372,7 +373,7 @@ def test_a_handler_made_in_another_thread(tmp_path):
 
     thread = threading.Thread(target=make)
     thread.start()
-    thread.join(30)
+    thread.join(SECONDS_TO_HANG)
     assert "must be made in the main thread" in errors[0]
 
 
@@ -458,7 +459,6 @@ def final(child):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize("save_every", [None, 3])
 def test_training_that_is_interrupted_again_and_again_ends_the_same(
     save_every, zygote, tmp_path

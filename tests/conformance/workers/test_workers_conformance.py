@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
+from helpers.waiting import SECONDS_TO_HANG
 
 from mirrax.testing import WorkerPool
 
@@ -14,7 +15,6 @@ from .clusters import CLUSTERS
 from .replay import answer
 from .scenarios import all_scenarios
 
-TIMEOUT_SECONDS = 60
 # Rows of the SPEC that only several workers can show.
 ROWS = ("8.1", "8.4", "12.2", "12.13")
 # What is asked all day: two workers, the files that say most in least time.
@@ -43,7 +43,7 @@ class Asker:
             self.pool = WorkerPool(len(cluster.tasks), cluster.replicas_per_worker)
             self.cluster = scenario.cluster
         name = f"{scenario.file}.{scenario.name}"
-        found = self.pool.run(answer, (name, engine), timeout=TIMEOUT_SECONDS)
+        found = self.pool.run(answer, (name, engine), timeout=SECONDS_TO_HANG)
         errors = [
             f"Worker {n}:\n{where}" for n, (_, where) in enumerate(found) if where
         ]
