@@ -477,7 +477,6 @@ def test_accelerators_are_those_of_the_task(monkeypatch) -> None:
     assert resolver.num_accelerators()["TPU"] == 0
 
 
-@pytest.mark.slow
 def test_resolvers_start_no_backend() -> None:
     code = """
 import mirrax as mx

@@ -369,7 +369,6 @@ def test_the_reason_of_a_failing_worker_reaches_the_others_before_it_ends(serve)
     assert "KeyError: 'loss'" in first.hear("failure")["text"]
 
 
-@pytest.mark.slow
 def test_only_the_first_failure_is_told(serve):
     first, second, third = serve(3).start()
     second.send("failed", "the cause")
@@ -379,7 +378,6 @@ def test_only_the_first_failure_is_told(serve):
     assert later == ["status", "status"]
 
 
-@pytest.mark.slow
 def test_a_silent_member_is_lost_after_the_heartbeat(serve):
     server = serve(2, heartbeat=2.0)
     begin = time.monotonic()
@@ -535,7 +533,6 @@ print("all stopped")
 """
 
 
-@pytest.mark.slow
 def test_workers_of_any_speed_stop_at_the_same_step():
     result = run_script(_TRIALS)
     assert result.stdout == "all stopped\n", result.stderr

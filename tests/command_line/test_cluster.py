@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
-
 from .launching import ROOT, Launcher
-
-pytestmark = pytest.mark.slow
 
 TRAINING = f"""
 sys.path.insert(0, {str(ROOT)!r})

@@ -115,7 +115,6 @@ def test_what_fails_is_shown_in_its_place(
     assert invoke().output.count("RuntimeError: no driver") == 2
 
 
-@pytest.mark.slow
 def test_between_workers() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "mirrax", "info", "--json", "--workers", "2"]
@@ -131,7 +130,6 @@ def test_between_workers() -> None:
     assert [row["bytes"] for row in measured["all_reduce"]] == list(measuring.SIZES)
 
 
-@pytest.mark.slow
 def test_one_device_is_not_measured() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "mirrax", "info"],

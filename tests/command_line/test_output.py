@@ -92,7 +92,6 @@ def test_a_worker_may_close_its_output(launcher: Launcher) -> None:
     assert done.lines_of(1) == ["before"]
 
 
-@pytest.mark.slow
 def test_much_output_is_fast_and_takes_no_memory(tmp_path: Path) -> None:
     body = """
         line = b"x" * 199 + b"\\n"

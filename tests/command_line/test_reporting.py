@@ -177,7 +177,6 @@ def test_without_the_variable_nothing_is_installed(
 # In real workers ----------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_a_worker_reports_and_its_launcher_shows_it(
     launcher: Launcher, tmp_path: Path
 ) -> None:
@@ -203,7 +202,6 @@ def test_a_worker_reports_and_its_launcher_shows_it(
         assert "Traceback (most recent call last):" in done.lines_of(worker)
 
 
-@pytest.mark.slow
 def test_a_system_exit_is_no_report(tmp_path: Path) -> None:
     path = tmp_path / "failure.json"
     done = subprocess.run(

@@ -122,7 +122,6 @@ def command(*arguments: str, **options: object) -> subprocess.CompletedProcess[s
     )
 
 
-@pytest.mark.slow
 def test_a_module_runs_by_its_name(tmp_path: Path) -> None:
     (tmp_path / "package").mkdir()
     (tmp_path / "package" / "train.py").write_text(
@@ -139,7 +138,6 @@ def test_a_module_runs_by_its_name(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.slow
 def test_the_installed_command_and_its_help() -> None:
     tool = Path(sys.executable).with_name("mirrax")
     done = subprocess.run(
@@ -170,7 +168,6 @@ def test_a_wrong_command_says_what_is_wrong(arguments: list[str], message: str) 
     assert message in done.output
 
 
-@pytest.mark.slow
 def test_without_click_it_says_what_to_install() -> None:
     code = (
         "import sys; sys.modules['click'] = None\n"

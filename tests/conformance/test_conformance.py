@@ -3,7 +3,6 @@
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import jax
 import pytest
@@ -32,19 +31,10 @@ ROWS = """
 # TensorFlow has no 1.3 (when JAX's backend starts) and no 2.5 (JAX's collectives).
 
 
-# Many, each with a program to compile or files to write; and two thirds of all others.
-SLOW = ("assigning", "checkpoints", "compat_v1", "losses", "metrics", "optimizers")
-
-
-def _parameters(position: int, scenario: Any, engine: str) -> Any:
-    is_slow = scenario.file in SLOW or position % 3 > 0
-    marks = pytest.mark.slow if is_slow else ()
-    name = f"{scenario.file}-{scenario.name}-{engine}"
-    return pytest.param(scenario, engine, marks=marks, id=name)
-
-
 @pytest.mark.parametrize(
-    ("scenario", "engine"), [_parameters(i, *each) for i, each in enumerate(ASKED)]
+    ("scenario", "engine"),
+    ASKED,
+    ids=[f"{each.file}-{each.name}-{engine}" for each, engine in ASKED],
 )
 def test_answers_like_tensorflow(scenario, engine):
     if "1.2" in scenario.rows and jax.default_backend() != "cpu":

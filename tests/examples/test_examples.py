@@ -15,7 +15,6 @@ from helpers.waiting import SECONDS_TO_HANG
 
 import mirrax as mx
 
-pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parent.parent.parent
 
 

@@ -18,7 +18,6 @@ from helpers.waiting import SECONDS_TO_HANG
 import mirrax as mx
 from mirrax._src.cluster.local_cluster import free_ports
 
-pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 MAIN = ROOT / "examples" / "multi_worker" / "main.py"
 PAGE = (ROOT / "docs" / "multi_worker.md").read_text()

@@ -111,7 +111,6 @@ def test_a_worker_has_no_descriptor_to_leak(worker_pool: Pools) -> None:
     assert worker_pool().run(lambda: "MIRRAX_POOL" in os.environ) == [False, False]
 
 
-@pytest.mark.slow
 def test_functions_of_main(tmp_path: Path) -> None:
     import subprocess
 
@@ -149,7 +148,6 @@ def test_sizes_that_make_no_sense(sizes: dict[str, Any]) -> None:
         WorkerPool(**sizes)
 
 
-@pytest.mark.slow
 def test_few_pools_are_kept(
     worker_pool: Pools, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -163,7 +161,6 @@ def test_few_pools_are_kept(
     assert again is not before and other.is_closed
 
 
-@pytest.mark.slow
 def test_the_fixture_works_under_xdist(tmp_path: Path) -> None:
     import subprocess
 

@@ -17,8 +17,6 @@ from .scenarios import all_scenarios
 
 # Rows of the SPEC that only several workers can show.
 ROWS = ("8.1", "8.4", "12.2", "12.13")
-# What is asked all day: two workers, the files that say most in least time.
-QUICK = ("facts", "values", "variables")
 # Cluster by cluster, so that only one has to be there at a time.
 SCENARIOS = sorted(all_scenarios(), key=lambda each: list(CLUSTERS).index(each.cluster))
 ASKED = [(each, engine) for each in SCENARIOS for engine in each.engines]
@@ -64,14 +62,9 @@ def asker():
     made.close()
 
 
-def _marks(scenario):
-    is_quick = scenario.cluster == "two" and scenario.file in QUICK
-    return () if is_quick else (pytest.mark.slow,)
-
-
 @pytest.mark.parametrize(
     ("scenario", "engine"),
-    [pytest.param(*each, marks=_marks(each[0])) for each in ASKED],
+    ASKED,
     ids=[f"{each.file}-{each.name}-{engine}" for each, engine in ASKED],
 )
 def test_workers_answer_like_tensorflows(scenario, engine, asker):
