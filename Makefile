@@ -8,6 +8,9 @@
 # make bench     speed, side by side with hand-written JAX
 # make kills     kills the demo 20 times and workers 50 times: nothing may change
 # make soak      thousands of steps without waiting: nothing may hang
+# Hundreds of processes import the same files: they compile them once.
+unexport PYTHONDONTWRITEBYTECODE
+
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin

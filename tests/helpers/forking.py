@@ -31,8 +31,6 @@ _SERVER = """
 import os, sys, traceback
 import jax, jax.numpy as jnp, numpy as np, optax, orbax.checkpoint
 import mirrax as mx
-
-from .waiting import SECONDS_TO_HANG
 for name in dir(mx):
     getattr(mx, name)  # loads it
 {setup}

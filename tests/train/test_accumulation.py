@@ -106,7 +106,6 @@ def test_any_number_of_calls(n, k, calls, engine):
     np.testing.assert_allclose(kept, np.sum(left, axis=0), atol=1e-6)
 
 
-@pytest.mark.slow
 @both_engines
 def test_clipping_sees_the_mean_of_the_whole_batch(engine):
     strategy = STRATEGIES[2]
@@ -206,7 +205,6 @@ def test_of_a_variable_that_is_left_out_nothing_changes(engine):
     assert int(optimizer.iterations) == 1
 
 
-@pytest.mark.slow
 def test_eager_and_compiled_calls_take_turns():
     strategy = STRATEGIES[2]
     variables, plain = make_variables(strategy), Plain(momentum())

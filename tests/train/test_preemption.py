@@ -279,7 +279,6 @@ def test_a_last_save_that_fails_does_not_end_the_program_in_silence(
     t.handler.close()
 
 
-@pytest.mark.slow
 def test_time_that_is_left_is_used(tmp_path):
     t = Training(tmp_path, grace_period=2.0)
     for _ in range(50):  # the first one, which compiles, is not typical
@@ -458,18 +457,17 @@ def final(child):
     return next(x for x in child.output.splitlines() if x.startswith("end"))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("save_every", [None, 3])
 def test_training_that_is_interrupted_again_and_again_ends_the_same(
     save_every, zygote, tmp_path
 ):
-    steps = 40
+    steps = 24
     expected = final(zygote.start(f"train({str(tmp_path / 'whole')!r}, {steps})"))
     rng = random.Random(save_every)
     directory = str(tmp_path / "parts")
     code = f"train({directory!r}, {steps}, save_every={save_every})"
     starts = []
-    for k in range(4):
+    for k in range(2):
         child = zygote.start(code)
         child.wait_for("start")
         child.wait_for(f"step {8 * (k + 1)}\n")
@@ -489,7 +487,6 @@ def test_training_that_is_interrupted_again_and_again_ends_the_same(
     assert starts == sorted(set(starts))
 
 
-@pytest.mark.slow
 def test_a_signal_at_the_very_start(zygote, tmp_path):
     """Restored, but no step was made: the optimizer's state is not lost."""
     expected = final(zygote.start(f"train({str(tmp_path / 'whole')!r}, 12)"))
@@ -506,7 +503,6 @@ def test_a_signal_at_the_very_start(zygote, tmp_path):
     assert final(zygote.start(code)) == expected
 
 
-@pytest.mark.slow
 def test_a_program_that_is_killed_after_the_grace_period_has_saved(zygote, tmp_path):
     child = zygote.start(
         f"train({str(tmp_path)!r}, 10_000, pause=0.01, grace_period=30)"
