@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +14,10 @@ _SLOW = (
     *("property", "conformance"),
 )
 # What `make test-newest` runs: all workers, and the quick tests of what depends on JAX.
-_NEWEST = ("base", "behaviour", "collectives", "engines", "strategies", "train")
+_NEWEST = (
+    *("base", "behaviour", "collectives", "engines", "strategies", "train"),
+    "workers",
+)
 
 # One process has all of such a folder: its tests share worker processes, or wait more than
 # they compute, while other processes compute. What takes long comes first.
@@ -30,6 +34,15 @@ def what_is_old_is_not_searched() -> None:
 
 def _folder(nodeid: str) -> str:
     return nodeid.removeprefix("tests/").split("/")[0]
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """A folder of which nothing is run is not even imported."""
+    folder, part = collection_path.name, config.option.markexpr
+    if collection_path.parent != Path(__file__).parent or not collection_path.is_dir():
+        return None
+    is_left_out = {"not slow": folder in _SLOW, "newest": folder not in _NEWEST}
+    return is_left_out.get(part) or None
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:

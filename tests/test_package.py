@@ -57,6 +57,7 @@ def layer_of(path: Path) -> str:
     return path.relative_to(ROOT / "_src").parts[0]
 
 
+@pytest.mark.slow
 def test_importing_starts_no_backend_and_nothing_optional() -> None:
     code = """
 import sys, jax, mirrax
@@ -84,6 +85,7 @@ def modules_after(code: str) -> set[str]:
     return set(done.stdout.split())
 
 
+@pytest.mark.slow
 def test_importing_loads_only_what_acts_before_jax_starts() -> None:
     loaded = modules_after("import mirrax")
     assert loaded - {"mirrax._src", "mirrax._src.base", "mirrax._src.cluster"} == {
@@ -98,6 +100,7 @@ def test_importing_loads_only_what_acts_before_jax_starts() -> None:
     }
 
 
+@pytest.mark.slow
 def test_strategies_load_neither_training_nor_the_older_apis() -> None:
     loaded = modules_after("import mirrax as mx; mx.distribute.MirroredStrategy")
     layers = {name.split(".")[2] for name in loaded if name.startswith("mirrax._src.")}
@@ -106,6 +109,7 @@ def test_strategies_load_neither_training_nor_the_older_apis() -> None:
     assert "mirrax.distribute.cluster_resolver" not in loaded
 
 
+@pytest.mark.slow
 def test_a_part_is_loaded_when_it_is_used() -> None:
     for code in (
         "import mirrax as mx; mx.train.Checkpoint",

@@ -34,7 +34,8 @@ def output(code: str, **env: str) -> str:
     return done.stdout.strip()
 
 
-@pytest.mark.parametrize("count", [2, pytest.param(16, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [2, 16])
 def test_asking_for_devices_makes_them_and_a_pool_of_twice_as_many(count) -> None:
     code = f"""
 import mirrax as mx

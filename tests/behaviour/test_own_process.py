@@ -6,6 +6,7 @@ import pytest
 from helpers.scripts import run_script
 
 
+@pytest.mark.slow
 def test_a_collective_in_a_finally_block_does_not_hang_when_another_replica_raises():
     done = run_script(
         """

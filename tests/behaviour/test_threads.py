@@ -360,6 +360,7 @@ def test_an_eager_replica_reads_while_compiled_steps_run(strategy):
     assert float(v) == TIMES + 1
 
 
+@pytest.mark.slow
 def test_an_on_read_variable_is_read_while_compiled_steps_run():
     """In a process of its own: a program that is given a donated array crashes it."""
     done = run_script(

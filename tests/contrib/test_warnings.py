@@ -194,6 +194,7 @@ def test_a_warning_that_is_an_error_comes_once(fresh: None) -> None:
         assert distribution.num_towers == 2
 
 
+@pytest.mark.slow
 def test_a_new_process() -> None:
     done = run_script(
         """

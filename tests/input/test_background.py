@@ -443,6 +443,7 @@ SLEEPERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SLEEPERS)
 def test_a_process_whose_source_sleeps_for_ever_ends(name):
     done = run_script(START + SLEEPERS[name] + "\n    goodbye()")

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from helpers.engines import both_engines, compile_if, parts, per_replica
+from helpers.engines import all_styles, both_engines, compile_if, parts, per_replica
 from helpers.hlo import compiled_text, count
 from hypothesis import given
 from hypothesis import strategies as st
@@ -27,8 +27,6 @@ from .training import (
     initial_values,
     make_variables,
     pairs,
-    slow_if_eager,
-    slow_unless_compiled,
     step_of,
     sum_of,
 )
@@ -136,7 +134,7 @@ def test_until_the_update_every_replica_keeps_its_own_sum(engine):
     assert float(variables["v"]) == -6.0
 
 
-@slow_if_eager
+@both_engines
 def test_uneven_batches_are_accumulated_too(engine):
     strategy = STRATEGIES[2]
     variables = make_variables(strategy, {"v": np.array([1.0, 2.0], "float32")})
@@ -155,7 +153,7 @@ def test_uneven_batches_are_accumulated_too(engine):
     assert int(optimizer.iterations) == 1
 
 
-@slow_unless_compiled
+@all_styles
 def test_outside_of_replicas(engine):
     strategy = STRATEGIES[2]
     variables, plain = make_variables(strategy), Plain(momentum())
@@ -177,7 +175,7 @@ def test_outside_of_replicas(engine):
     assert_inner(optimizer, variables, plain)
 
 
-@slow_if_eager
+@both_engines
 def test_plain_gradients_outside_of_replicas(engine):
     variables = make_variables(STRATEGIES[2], {"v": np.zeros((), "float32")})
     optimizer = mx.train.Optimizer(optax.sgd(1.0), gradient_accumulation_steps=2)
@@ -188,7 +186,7 @@ def test_plain_gradients_outside_of_replicas(engine):
     assert int(optimizer.iterations) == 1
 
 
-@slow_if_eager
+@both_engines
 def test_of_a_variable_that_is_left_out_nothing_changes(engine):
     strategy = STRATEGIES[2]
     variables = make_variables(strategy)
