@@ -3,6 +3,7 @@
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import jax
 import pytest
@@ -34,8 +35,12 @@ ROWS = """
 # TensorFlow has no 1.3 (when JAX's backend starts) and no 2.5 (JAX's collectives).
 
 
+def _id(scenario: Any, engine: str) -> str:
+    return f"{scenario.file}-{scenario.name}-{engine}"
+
+
 def _parameters(scenario: Any, engine: str) -> Any:
-    name = f"{scenario.file}-{scenario.name}-{engine}"
+    name = _id(scenario, engine)
     marks = [pytest.mark.xfail(strict=True)] if name in MISSING else []
     return pytest.param(scenario, engine, marks=marks, id=name)
 
