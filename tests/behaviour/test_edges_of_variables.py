@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import pytest
 from helpers.edges import (
@@ -365,3 +367,42 @@ def test_outside_of_any_scope_a_variable_is_used_as_in_its_own(kind, engine, str
     else:
         compile_if(engine, add)()
         assert copies(v) == [10.0, 10.0]
+
+
+# Parts and copies of variables ---------------------------------------------------------
+
+
+@both_engines
+def test_rows_are_named_by_small_integers(engine):
+    v = mx.Variable(jnp.zeros(300))
+    add = compile_if(engine, lambda i: v.scatter_add(mx.IndexedSlices(1.0, i)))
+    add(jnp.int8(100))
+    add(jnp.uint8(200))
+    assert jnp.flatnonzero(v.read_value()).tolist() == [100, 200]
+
+
+def test_the_index_of_a_single_row_is_named_in_the_error():
+    v = mx.Variable([1.0, 2.0], name="v")
+    with pytest.raises(ValueError, match=r"'v': indices = 2 is not in \[0, 2\)"):
+        v.scatter_add(mx.IndexedSlices(1.0, 2))
+
+
+def test_a_slice_is_shown_as_its_array(strategy):
+    v = make(strategy, [1.0, 2.0])
+    assert (str(v[0]), f"{v[:]}", repr(v[1])) == (
+        "1.0",
+        "[1. 2.]",
+        repr(jnp.float32(2.0)),
+    )
+
+
+def test_a_slice_of_a_sum_cannot_be_assigned_outside_replicas(strategy):
+    v = make(strategy, [1.0], synchronization=ON_READ, aggregation=Aggregation.SUM)
+    with pytest.raises(ValueError, match="assigning a slice outside a replica"):
+        v[0].assign(1.0)
+
+
+def test_a_variable_is_not_copied_inside_a_function_that_jax_traces(strategy):
+    v = make(strategy, 1.0, name="v")
+    with pytest.raises(RuntimeError, match="'v' is read inside a function that JAX"):
+        jax.jit(lambda x: (copy.deepcopy(v), x)[1])(1.0)

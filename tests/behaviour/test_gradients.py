@@ -283,3 +283,58 @@ def test_value_and_grad_keeps_the_name_and_doc_of_the_loss(engine, strategy):
     assert (wrapped.__name__, wrapped.__doc__) == ("loss", "How wrong we are.")
     value, _ = run(strategy, wrapped, engine=engine)
     assert parts(strategy, value) == [1.0, 1.0]
+
+
+@both_engines
+@pytest.mark.parametrize(
+    "aggregation, sees", [("SUM", 4.0), ("MEAN", 2.5), ("ONLY_FIRST_REPLICA", 2.0)]
+)
+def test_a_loss_sees_what_it_has_assigned(engine, aggregation, sees, strategy):
+    with strategy.scope():
+        w = mx.Variable(1.0, aggregation=mx.VariableAggregation[aggregation])
+
+    def loss(x):
+        w.assign_add(x)  # which does not depend on `w`
+        return w * 10.0
+
+    x = per_replica(strategy, 1.0, 2.0)
+    value, gradient = run(strategy, mx.value_and_grad(loss, w), x, engine=engine)
+    assert parts(strategy, value) == [10 * sees] * 2
+    assert parts(strategy, gradient) == [10.0, 10.0]
+    assert parts(strategy, w) == [sees, sees]
+
+
+@both_engines
+def test_a_slice_that_a_loss_assigns_stays_each_replicas_own(engine, strategy):
+    with strategy.scope():
+        w = mx.Variable([1.0, 2.0, 3.0], aggregation=mx.VariableAggregation.SUM)
+
+    def loss(x):
+        w[1].assign(w[0] * x)
+        w.scatter_add(mx.IndexedSlices(jnp.reshape(x, 1), jnp.array([2])))
+        w[2].assign_sub(0.5)
+        return jnp.sum(w.read_value())
+
+    x = per_replica(strategy, 10.0, 20.0)
+    value, gradient = run(strategy, mx.value_and_grad(loss, w), x, engine=engine)
+    assert parts(strategy, value) == [43.5, 53.5]
+    assert parts(strategy, gradient) == [[11.0, 0.0, 1.0], [21.0, 0.0, 1.0]]
+    assert parts(strategy, w) == [[1.0, 10.0, 32.5], [1.0, 20.0, 32.5]]
+
+
+@both_engines
+def test_copies_that_differ_still_do_when_a_loss_adds_to_them(engine, strategy):
+    with strategy.scope():
+        w = mx.Variable(1.0)
+        seen = mx.Variable(0.0, aggregation=mx.VariableAggregation.MEAN)
+    seen.assign(per_replica(strategy, 1.0, 5.0))
+
+    def inner():
+        seen.assign_add(w * 2.0)
+        return w * seen
+
+    def outer():
+        return mx.value_and_grad(inner, w)()[0]
+
+    run(strategy, mx.value_and_grad(outer, w), engine=engine)
+    assert parts(strategy, seen) == [3.0, 7.0]

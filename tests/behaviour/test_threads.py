@@ -285,6 +285,20 @@ def test_compiled_steps_of_three_threads_are_all_counted(strategy):
     assert float(w) == 151
 
 
+@pytest.mark.parametrize("others", ["even", "uneven"])
+def test_steps_of_unequal_parts_beside_others_are_all_counted(others, strategy):
+    v = make_variable(strategy, Aggregation.SUM)
+    step = mx.function(lambda x: v.assign_add(jnp.sum(x)))
+    uneven = per_replica(strategy, [0.5], [0.5, 0.5, 0.5])
+    x = uneven if others == "uneven" else per_replica(strategy, [1.0], [1.0])
+
+    def take(x: Any) -> None:
+        strategy.run(step, (x,))
+
+    together(repeat(lambda: take(uneven), 100), repeat(lambda: take(x), 100))
+    assert parts(strategy, v) == [400.0, 400.0]
+
+
 def test_a_function_that_threads_call_first_at_once_is_right_in_all_of_them(strategy):
     v = make_variable(strategy, Aggregation.SUM)
 

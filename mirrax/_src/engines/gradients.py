@@ -52,20 +52,23 @@ def value_and_grad(
     def wrapped(*args: Any, **kwargs: Any) -> tuple[Any, PyTree]:
         outer: Any = context.current().frame
         mode = Mode.EAGER if outer is None else outer.mode
-        written: list[Variable] = []
+        written: dict[Any, bool | None] = {}
 
         def pure(values: list[jax.Array]) -> tuple[jax.Array, Any]:
             frame = Frame(dict(zip(leaves, values)), mode, outer)
             with frame, context.changed(frame=frame):
                 result = fn(*args, **kwargs)
             value, aux = _as_pair(result) if has_aux else (result, None)
-            written[:] = frame.writes
+            written.update((v, frame.agreed.get(v)) for v in frame.writes)
             return jnp.asarray(value), (aux, list(frame.writes.values()))
 
         values = [v.__jax_array__() for v in leaves]
         (value, (aux, writes)), grads = jax.value_and_grad(pure, has_aux=True)(values)
-        for variable, new in zip(written, writes):
-            variable.store_agreed(new)
+        for (variable, is_agreed), new in zip(written.items(), writes):
+            if is_agreed is None:
+                variable.store_local(new)
+            else:
+                variable.store_agreed(new, is_agreed)
         return ((value, aux) if has_aux else value), tree.unflatten(grads)
 
     return wrapped

@@ -76,8 +76,12 @@ def run_uneven(
         ]
         # Also for the shapes of other workers' replicas: all have to decide alike.
         avals = _avals_of_all(arrays, inputs, mesh)
-        cuts = list(map(cut_for, map(mesh.describe, range(mesh.size)), avals))
-        return _execute(strategy, cuts, inputs)
+        while True:
+            cuts = list(map(cut_for, map(mesh.describe, range(mesh.size)), avals))
+            _check_alike(cuts, mesh)
+            with launching:  # no other step may take or assign the variables in between
+                if all(layouts_match(cut.trace) for cut in cuts):
+                    return _execute(strategy, cuts, inputs)
     except RunEagerly as reason:
         try:
             return run_eagerly(strategy, fn, args, kwargs)
@@ -127,7 +131,6 @@ def _execute(
     strategy: StrategyLike, every_cut: Sequence[Cut], inputs: Sequence[Sequence[Any]]
 ) -> PyTree:
     mesh = strategy.replica_mesh
-    _check_alike(every_cut, mesh)
     cuts = [every_cut[i] for i in mesh.local_ids]
     envs = [_bind_inputs(*own, mesh) for own in zip(range(len(cuts)), cuts, inputs)]
     for k, stages in enumerate(zip(*(cut.stages for cut in cuts))):
@@ -142,11 +145,10 @@ def _execute(
             env.update(zip(stage.program.outvars, own))
     values = _join_outputs(every_cut, envs, mesh)
     trace = cuts[0].trace
-    with launching:
-        for variable, value in zip(trace.writes, values[trace.num_results :]):
-            variable.stored = value.array if isinstance(value, Mirrored) else value
-        # Results may be the very arrays that variables hold, before or after.
-        handed_out.update(v.number for v in (*trace.reads, *trace.writes))
+    for variable, value in zip(trace.writes, values[trace.num_results :]):
+        variable.stored = value.array if isinstance(value, Mirrored) else value
+    # Results may be the very arrays that variables hold, before or after.
+    handed_out.update(v.number for v in (*trace.reads, *trace.writes))
     results = []
     for cut in cuts:
         it = iter(values)

@@ -18,6 +18,7 @@ from mirrax._src.base.errors import warn_user
 from mirrax._src.base.jax_compat import fresh_traces, is_staging, trace_state
 from mirrax._src.base.mesh import ReplicaMesh
 from mirrax._src.base.protocols import Mode
+from mirrax._src.base.values import PerReplica
 
 if TYPE_CHECKING:
     from mirrax._src.state.variable import Variable
@@ -49,6 +50,8 @@ class Frame:
         self.mode = mode
         self.reads: dict[Variable, None] = {}  # of those in `values`, in order
         self.writes: dict[Variable, Any] = {}  # the latest value of each
+        # Of those that replicas have assigned together: whether all have the same now.
+        self.agreed: dict[Variable, bool] = {}
         self.meshes: list[ReplicaMesh] = []  # of the `run`s that were traced
         self.created: list[Variable] = []  # while the frame was active
 
@@ -100,8 +103,22 @@ class Frame:
             )
         return variable.concrete(is_local)
 
-    def write(self, variable: Variable, value: Any) -> None:
-        """Makes `value` what the rest of the traced function reads."""
+    def is_agreed(self, variable: Variable) -> bool:
+        """Whether all replicas have the same value of `variable` here."""
+        if variable in self.writes:
+            return self.agreed.get(variable, False)
+        if self._parent is not None:
+            return self._parent.is_agreed(variable)
+        return not isinstance(variable.stored, PerReplica)
+
+    def write(
+        self, variable: Variable, value: Any, is_agreed: bool | None = None
+    ) -> None:
+        """Makes `value` what the rest of the traced function reads.
+
+        Eager replicas say with `is_agreed` that they assign it together, and whether all
+        have the same.
+        """
         if trace_state() != self._trace:
             raise RuntimeError(
                 f"Variable {variable.name!r} is assigned inside a function that JAX "
@@ -111,6 +128,8 @@ class Frame:
                 "in place of `jax.grad`."
             )
         self.writes[variable] = value
+        if is_agreed is not None or variable in self.agreed:
+            self.agreed[variable] = bool(is_agreed)
         if variable.number in self._read_deeper:
             # The body of a loop has seen the old value; it must be traced again.
             self._read_deeper.clear()

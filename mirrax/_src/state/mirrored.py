@@ -59,13 +59,6 @@ class MirroredVariable(DistributedVariable):
 
         frame, replica = here.frame, here.replica
         assert replica is not None
-        is_traced = isinstance(value, Tracer)
-        if frame is not None and frame.mode is Mode.EAGER and is_traced:
-            # Replicas cannot run a `merge_fn` while `jax.grad` runs, but can reduce.
-            together = self._reduce_in_gradient(replica, value)
-            value = self.convert(together, update)
-            frame.write(self, updated(update, self.read_value, value))
-            return
         if isinstance(update, Scatter):
             value = update.convert(self, value)
         elif isinstance(value, PerReplica):  # captured: each replica brings its part
@@ -73,6 +66,15 @@ class MirroredVariable(DistributedVariable):
             value = jnp.asarray(part_of(value, self.strategy.replica_mesh, index))
         elif not isinstance(value, _PYTHON_NUMBER):
             value = jnp.asarray(value)
+        if frame is not None and frame.mode is Mode.EAGER:
+            if isinstance(value, Tracer):  # which no `merge_fn` can see
+                together = self._reduce_in_gradient(replica, value)
+            else:
+                together = replica.merge("assign", self._aggregated, (value,))
+            value = self.convert(together, update)
+            is_agreed = update is None or frame.is_agreed(self)
+            frame.write(self, updated(update, self.read_value, value), is_agreed)
+            return
 
         def merge(strategy: StrategyLike, value: Any) -> None:
             self._update_copies(self._aggregated(strategy, value), update)
@@ -114,15 +116,22 @@ class MirroredVariable(DistributedVariable):
             ReduceOp.from_variable_aggregation(self.aggregation), value
         )
 
-    def store_agreed(self, value: jax.Array) -> None:
+    def store_agreed(self, value: jax.Array, is_agreed: bool = True) -> None:
         here = context.current()
-        is_eager = here.frame is None and self._is_own_copy(here)
-        is_alone = self.aggregation is VariableAggregation.NONE or not is_eager
-        if is_alone or here.replica is None:
+        frame, replica = here.frame, here.replica
+        is_own = self._is_own_copy(here)
+        is_alone = self.aggregation is VariableAggregation.NONE or not is_own
+        is_traced = frame is not None and frame.mode.is_traced
+        if replica is None or is_alone or is_traced:
             self.store_local(value)
-            return
+        elif frame is not None:  # of a gradient around this one
+            frame.write(self, value, is_agreed)
+        else:
+            replica.merge("assign", self._store_merged, (value, is_agreed))
 
-        def merge(strategy: StrategyLike, value: Any) -> None:
+    def _store_merged(self, strategy: StrategyLike, value: Any, is_agreed: Any) -> None:
+        """Keeps what all replicas have brought, as one if it is known to be the same."""
+        if all(strategy.experimental_local_results(is_agreed)):
             self._store_all(context.current(), strategy.first_part(value))
-
-        here.replica.merge("assign", merge, (value,))
+        else:
+            self._update_copies(value, None)

@@ -58,9 +58,9 @@ class SyncOnReadVariable(DistributedVariable):
         if self.aggregation is VariableAggregation.SUM:
             if update is not None:
                 raise ValueError(
-                    f"Variable {self.name!r} is summed when it is read: `assign_add` and "
-                    "`assign_sub` in cross-replica context would count once for each "
-                    "replica. Call them inside `strategy.run`, or use `assign`."
+                    f"Variable {self.name!r} is summed when it is read: `assign_add`, "
+                    "`assign_sub` and assigning a slice in cross-replica context would count "
+                    "once for each replica. Do so inside `strategy.run`, or `assign` all of it."
                 )
             count = self.strategy.num_replicas_in_sync
             value = (self.convert(value) / count).astype(self.dtype)

@@ -37,8 +37,7 @@ class Scatter:
                 f"support `{self.name}`. Assign a whole value, or a slice, in `strategy.run`."
             )
         adds_up = (VariableAggregation.SUM, VariableAggregation.MEAN)
-        is_plain = variable.strategy.has_plain_values
-        if self in ORDERED and variable.aggregation in adds_up and not is_plain:
+        if self in ORDERED and variable.aggregation in adds_up:
             raise NotImplementedError(
                 f"`{self.name}` of a mirrored variable needs the aggregation NONE or "
                 f"ONLY_FIRST_REPLICA; {variable.name!r} has {variable.aggregation.name}, and "
@@ -62,9 +61,9 @@ class Scatter:
         if not isinstance(indices, Tracer):
             known = np.asarray(indices)
             for place in np.argwhere((known < 0) | (known >= rows))[:1]:
-                where = ", ".join(map(str, place))
+                where = f"[{', '.join(map(str, place))}]" if known.ndim else ""
                 raise ValueError(
-                    f"`{self.name}` of variable {variable.name!r}: indices[{where}] = "
+                    f"`{self.name}` of variable {variable.name!r}: indices{where} = "
                     f"{known[tuple(place)]} is not in [0, {rows})."
                 )
         values = variable.with_dtype(slices.values)
@@ -76,7 +75,7 @@ class Scatter:
                 f"number, got shape {values.shape}."
             )
         # In a compiled function nobody can be told; JAX would count negative ones from the end.
-        indices = jnp.where(indices < 0, rows, indices)
+        indices = jnp.where(indices < 0, jnp.int32(rows), indices)
         return IndexedSlices(jnp.broadcast_to(values, expected), indices)
 
 
@@ -163,6 +162,9 @@ class VariableSlice(ArrayLike):
 
     def __repr__(self) -> str:
         return repr(self._array)
+
+    def __str__(self) -> str:
+        return str(self._array)
 
 
 jax.tree_util.register_pytree_node(

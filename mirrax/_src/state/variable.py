@@ -336,8 +336,8 @@ class Variable(InParts, Atom, metaclass=_VariableType):
             self._check_leak(value)
             self._keep(value)
 
-    def store_agreed(self, value: jax.Array) -> None:
-        """As `store_local`, for a value that all replicas have computed together."""
+    def store_agreed(self, value: jax.Array, is_agreed: bool = True) -> None:
+        """As `store_local`, for what all replicas have computed together; alike, if agreed."""
         self.store_local(value)
 
     def convert(self, value: Any, update: Update = None) -> Any:
@@ -411,8 +411,9 @@ class Variable(InParts, Atom, metaclass=_VariableType):
                 f"Variable {self.name!r} is copied in a function that is traced. Copy it "
                 "outside."
             )
+        self.check_readable()
         new = memo[id(self)] = object.__new__(type(self))
-        vars(new).update({k: v for k, v in vars(self).items() if k != "values"})
+        vars(new).update({k: v for k, v in dict(vars(self)).items() if k != "values"})
         new._settle(jax.tree.map(jnp.copy, self.concrete()))
         return new
 
