@@ -468,6 +468,10 @@ class Dataset(Elements, Batches, Order, Keeping):
 
 
 Dataset._wrap = Dataset
+for _part in (Elements, Batches, Order, Keeping):
+    for _name, _method in vars(_part).items():
+        if callable(_method):  # Python's own messages name it
+            _method.__qualname__ = f"Dataset.{_name}"
 
 
 def _alike(datasets: Any, what: str) -> tuple[Node, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -164,6 +165,20 @@ class DistributedDataset:
         return TensorSpec(
             (rows // count if is_even and rows else None, *rest), spec.dtype
         )
+
+    def reduce(
+        self, initial_state: PyTree, reduce_fn: Callable[[PyTree, Any], PyTree]
+    ) -> PyTree:
+        """The last state, from `state = reduce_fn(state, element)` for each element.
+
+        >>> strategy = mx.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+        >>> dataset = strategy.experimental_distribute_dataset(
+        ...     mx.data.Dataset.range(8).batch(4)
+        ... )
+        >>> print(dataset.reduce(0, lambda s, x: s + strategy.reduce("SUM", x, axis=0)))
+        28
+        """
+        return functools.reduce(reduce_fn, self, initial_state)
 
     @property
     def cardinality(self) -> int:

@@ -12,13 +12,9 @@ import numpy as np
 
 from mirrax._src.base import context
 from mirrax._src.base.protocols import StrategyLike
-from mirrax._src.base.reduce_op import ReduceOp, VariableAggregation
+from mirrax._src.base.reduce_op import ReduceOp
 from mirrax._src.base.values import PerReplica, ReplicaValues
-from mirrax._src.state.distributed import (
-    ComponentVariable,
-    DistributedVariable,
-    aggregate,
-)
+from mirrax._src.state.distributed import ComponentVariable, DistributedVariable
 from mirrax._src.state.on_read import SyncOnReadVariable
 from mirrax._src.state.variable import Variable, VariableSpec
 
@@ -301,16 +297,7 @@ def _value_now(variable: Variable, is_replica: bool) -> jax.Array:
         is_own = is_replica or here.updating is not None
         if is_own or not isinstance(variable, SyncOnReadVariable):
             return variable.concrete(is_local=True)
-        op = variable.aggregation
-        if op is VariableAggregation.NONE:
-            raise ValueError(
-                f"Variable {variable.name!r} has synchronization ON_READ and aggregation NONE, "
-                "so it has no value outside a replica. Call `apply` inside `strategy.run`, or "
-                "give the variable an aggregation."
-            )
-        return jnp.asarray(
-            aggregate(variable.strategy, variable.copies(), op, variable)
-        )
+        return jnp.asarray(variable._read_together(here))
 
 
 def _make(strategy: StrategyLike, value: Any, name: str) -> Variable:

@@ -189,7 +189,20 @@ def pipelines_are_split(api, pipeline, policy):
         return {"spec": api.spec(distributed), "steps": steps}
 
     counts = (1,) if pipeline == "unbatch" else (1, 2, 3)
+    if pipeline.startswith("rebatch") and policy == "AUTO":
+        counts = (2, 3)  # see below
     return {f"{n} replicas": split(n) for n in counts}
+
+
+@scenario(
+    "7.3",
+    differs="a user's `rebatch` counts, which TensorFlow takes for its own and removes",
+    expect=[[[0, 1, 2, 3, 4]], [[5, 6, 7, 8, 9]], [[10]]],
+)
+def rebatched_for_one_replica(api):
+    strategy = api.mirrored(1)
+    distributed = _distribute(api, strategy, PIPELINES["rebatch"](api), "AUTO")
+    return _values(api.steps(strategy, distributed))
 
 
 @scenario("7.3", cases=[("DATA",), ("FILE",), ("HINT",)])
