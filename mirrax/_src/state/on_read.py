@@ -12,6 +12,7 @@ from mirrax._src.base.protocols import StrategyLike
 from mirrax._src.base.reduce_op import ReduceOp, VariableAggregation
 from mirrax._src.base.values import PerReplica, copies_of
 from mirrax._src.state.distributed import DistributedVariable
+from mirrax._src.state.parts import SliceUpdate
 from mirrax._src.state.variable import Update, VariableSpec
 
 
@@ -56,14 +57,15 @@ class SyncOnReadVariable(DistributedVariable):
                 "it can only be assigned inside a replica."
             )
         if self.aggregation is VariableAggregation.SUM:
-            if update is not None:
+            is_slice = isinstance(update, SliceUpdate) and update.replaces
+            if update is not None and not is_slice:
                 raise ValueError(
                     f"Variable {self.name!r} is summed when it is read: `assign_add`, "
                     "`assign_sub` and assigning a slice in cross-replica context would count "
                     "once for each replica. Do so inside `strategy.run`, or `assign` all of it."
                 )
             count = self.strategy.num_replicas_in_sync
-            value = (self.convert(value) / count).astype(self.dtype)
+            value = (self.convert(value, update) / count).astype(self.dtype)
         self._update_copies(value, update)
 
     def assign_copies(self, values: PerReplica) -> None:

@@ -98,6 +98,7 @@ class SliceUpdate:
 
     def __init__(self, key: Any, shape: tuple[int, ...], how: Any) -> None:
         self._key, self._shape, self._how = key, shape, how
+        self.replaces = how is None
 
     def __call__(self, old: jax.Array, value: jax.Array) -> jax.Array:
         if self._how is not None:
@@ -134,7 +135,7 @@ class VariableSlice(ArrayLike):
     __slots__ = ("_array", "_key", "_variable")
 
     def __init__(self, variable: Any, key: Any) -> None:
-        if not any(isinstance(k, jax.Array) for k in _numbers_in(key)):
+        if not any(isinstance(k, Tracer) for k in _numbers_in(key)):
             # Raises for a number that is out of range, where JAX takes the last one.
             np.broadcast_to(0, variable.shape)[key]
         self._variable, self._key = variable, key

@@ -39,7 +39,8 @@ def enter_scope(strategy: StrategyLike) -> context.enter:
         if here.replica is not None:
             raise RuntimeError(
                 f"The scope of {strategy!r} is entered inside a replica function. Enter it "
-                "outside `run`; inside, the strategy is current already."
+                "in cross-replica context, outside `run`; inside, the strategy is current "
+                "already."
             )
         if here.strategy is not strategy:
             raise RuntimeError(
