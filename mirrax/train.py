@@ -5,6 +5,9 @@ from mirrax._src.train.checkpoint import CheckpointOptions as CheckpointOptions
 from mirrax._src.train.checkpoint import latest_checkpoint as latest_checkpoint
 from mirrax._src.train.checkpoint import load_checkpoint as load_checkpoint
 from mirrax._src.train.manager import CheckpointManager as CheckpointManager
+from mirrax._src.train.moving_average import (
+    ExponentialMovingAverage as ExponentialMovingAverage,
+)
 from mirrax._src.train.optimizer import Optimizer as Optimizer
 from mirrax._src.train.preemption import (
     PreemptionCheckpointHandler as PreemptionCheckpointHandler,

@@ -1,5 +1,6 @@
 """Datasets: `mx.data`."""
 
+from mirrax._src.input.structure import DatasetSpec as DatasetSpec
 from mirrax._src.input.adapters import as_dataset as as_dataset
 from mirrax._src.input.dataset import INFINITE_CARDINALITY as INFINITE_CARDINALITY
 from mirrax._src.input.dataset import UNKNOWN_CARDINALITY as UNKNOWN_CARDINALITY

@@ -7,6 +7,7 @@ from mirrax._src.collectives.options import (
     CommunicationImplementation as CommunicationImplementation,
 )
 from mirrax._src.collectives.options import CommunicationOptions as CommunicationOptions
+from mirrax._src.integrations.experimental import CollectiveHints as CollectiveHints
 from mirrax._src.integrations.experimental import (
     ExperimentalMultiWorkerMirroredStrategy as MultiWorkerMirroredStrategy,
 )
@@ -18,6 +19,7 @@ from mirrax._src.train.preemption import TerminationConfig as TerminationConfig
 
 __all__ = [
     "CollectiveCommunication",
+    "CollectiveHints",
     "CommunicationImplementation",
     "CommunicationOptions",
     "MultiWorkerMirroredStrategy",

@@ -33,6 +33,14 @@ stack = jnp.stack
 concat = jnp.concatenate
 cast = jnp.asarray
 
+
+def _refuse(x, condition):
+    """`x`, or an error where the condition is true."""
+    if condition:
+        raise ValueError(x)
+    return x
+
+
 # For functions that a dataset calls: its elements are NumPy's.
 ops = SimpleNamespace(
     cast=lambda x, dtype: np.asarray(x).astype(dtype),
@@ -42,6 +50,9 @@ ops = SimpleNamespace(
     size=np.size,
     number=lambda x: np.float32(x),
     decode=np.frombuffer,
+    append=lambda x, y: np.append(x, y),
+    length=len,
+    refuse=_refuse,
 )
 int64, float32, string = "int64", "float32", "string"
 
@@ -56,6 +67,8 @@ def __getattr__(name):
         return getattr(mx.metrics, name)
     if name in ("Checkpoint", "CheckpointManager", "latest_checkpoint"):
         return getattr(mx.train, name)
+    if name == "ExponentialMovingAverage":
+        return mx.train.ExponentialMovingAverage
     raise AttributeError(name)
 
 
@@ -130,6 +143,17 @@ def build(strategy, optimizer, variables):
     optimizer.build(variables)
 
 
+def averages_of_values(average, make_strategy, steps):
+    """The average of an array after each step, whose value is in `steps`."""
+    found = []
+    with make_strategy().scope():
+        for step in steps:
+            value = array(step)
+            average.apply([value])
+            found.append(average.average(value).numpy())
+    return found
+
+
 def metric_variables(metric):
     return list(metric.variables)
 
@@ -138,8 +162,8 @@ def trackable(metric):
     return metric
 
 
-def function(fn):
-    return mx.function(fn)
+def function(fn, **kwargs):
+    return mx.function(fn, **kwargs)
 
 
 def function_with_loop(fn):

@@ -43,6 +43,7 @@ SparseCategoricalAccuracy = tf.keras.metrics.SparseCategoricalAccuracy
 Checkpoint = tf.train.Checkpoint
 CheckpointManager = tf.train.CheckpointManager
 latest_checkpoint = tf.train.latest_checkpoint
+ExponentialMovingAverage = tf.train.ExponentialMovingAverage
 ClusterSpec = tf.train.ClusterSpec
 
 data = tf.data
@@ -50,6 +51,13 @@ errors = tf.errors
 io = tf.io
 TensorSpec = tf.TensorSpec
 int64, float32, string = tf.int64, tf.float32, tf.string
+
+
+def _refuse(x, condition):
+    """`x`, or an error where the condition is true."""
+    with tf.control_dependencies([tf.debugging.Assert(~condition, [x])]):
+        return tf.identity(x)
+
 
 # For functions that a dataset calls: there mirrax has NumPy.
 ops = SimpleNamespace(
@@ -60,6 +68,9 @@ ops = SimpleNamespace(
     size=tf.size,
     number=tf.strings.to_number,
     decode=tf.io.decode_raw,
+    append=lambda x, y: tf.concat([x, [y]], 0),
+    length=lambda x: tf.shape(x)[0],
+    refuse=_refuse,
 )
 
 
@@ -131,6 +142,21 @@ def build(strategy, optimizer, variables):
         optimizer.build(variables)
 
 
+def averages_of_values(average, make_strategy, steps):
+    """The average of a tensor after each step, which takes a graph."""
+    with tf.Graph().as_default(), v1().Session() as session:
+        with make_strategy().scope():
+            given = v1().placeholder(tf.float32, ())
+            value = tf.identity(given)
+            update = average.apply([value])
+        session.run(v1().global_variables_initializer())
+        found = []
+        for step in steps:
+            session.run(update, {given: step})
+            found.append(session.run(average.average(value)))
+        return found
+
+
 def metric_variables(metric):
     return [variable.value for variable in metric.variables]
 
@@ -140,8 +166,8 @@ def trackable(metric):
     return metric_variables(metric)
 
 
-def function(fn):
-    return tf.function(fn, autograph=False)
+def function(fn, **kwargs):
+    return tf.function(fn, autograph=False, **kwargs)
 
 
 def function_with_loop(fn):

@@ -43,9 +43,12 @@ SLOW = (
     "copying",
     "losses",
     "metrics",
+    "moving_averages",
     "optimizers",
     "scattering",
+    "signatures",
     "slice_assigning",
+    "structures",
 )
 
 

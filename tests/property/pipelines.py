@@ -273,9 +273,36 @@ def apply_step(dataset: Dataset, step: Step) -> Dataset:
                 block_length=block,
                 num_parallel_calls=calls,
             )
+        case ("windows", size, shift, stride, drop):
+            windows = dataset.map(first).window(size, shift, stride, drop)
+            return windows.flat_map(lambda window: window.batch(size))
+        case ("groups", n, size):
+            return dataset.group_by_window(
+                lambda *parts: group_of(parts, n),
+                lambda key, window: window.map(lambda *parts: (key, element_of(parts))),
+                window_size=size,
+            )
+        case ("take_while", name):
+            return dataset.take_while(PREDICATES[name])
+        case ("scan",):
+            return dataset.scan(np.int64(0), counted)
+        case ("choose", choices, stop):
+            return Dataset.choose_from_datasets(
+                [dataset, dataset.skip(1)],
+                Dataset.from_tensor_slices(np.array(choices, np.int64)),
+                stop,
+            )
         case (name, *arguments):
             return getattr(dataset, name)(*arguments)
     raise AssertionError(step)
+
+
+def group_of(element: Any, n: int) -> int:
+    return number_of(jax.tree.leaves(element)[0]) % n
+
+
+def counted(count, element):
+    return count + group_of(element, 5), (count, element)
 
 
 def expected_step(elements: Elements, step: Step) -> Elements:
@@ -319,9 +346,59 @@ def expected_step(elements: Elements, step: Step) -> Elements:
             return [e for part in inner(elements, kind) for e in part]
         case ("interleave", kind, cycle, block, _):
             return interleaved(inner(elements, kind), cycle, block)
-        case ("cache",) | ("prefetch", _):
+        case ("windows", size, shift, stride, drop):
+            rows = [call(first, element) for element in elements]
+            starts = range(0, len(rows), shift)
+            windows = [rows[i : i + size * stride : stride] for i in starts]
+            return [stack(w) for w in windows if len(w) == size or not drop]
+        case ("groups", n, size):
+            return grouped(elements, n, size)
+        case ("take_while", name):
+            return list(
+                itertools.takewhile(lambda e: call(PREDICATES[name], e), elements)
+            )
+        case ("scan",):
+            counts = itertools.accumulate((group_of(e, 5) for e in elements), initial=0)
+            return list(zip(map(np.int64, counts), elements))
+        case ("choose", choices, stop):
+            return chosen([elements, elements[1:]], choices, stop)
+        case ("rebatch", sizes, drop):
+            rows = [row for element in elements for row in unstack(element)]
+            return rebatched(rows, sizes, drop)
+        case ("cache",) | ("prefetch", _) | ("ignore_errors",):
             return elements
     raise AssertionError(step)
+
+
+def grouped(elements: Elements, n: int, size: int) -> Elements:
+    groups: dict[int, Elements] = {}
+    out: Elements = []
+    for element in elements:
+        key = group_of(element, n)
+        groups.setdefault(key, []).append((np.int64(key), element))
+        if len(groups[key]) == size:
+            out += groups.pop(key)
+    return out + [pair for key in sorted(groups) for pair in groups[key]]
+
+
+def chosen(parts: list[Elements], choices: tuple[int, ...], stop: bool) -> Elements:
+    left, out = [list(part) for part in parts], []
+    for choice in choices:
+        if left[choice]:
+            out.append(left[choice].pop(0))
+        elif stop:
+            break
+    return out
+
+
+def rebatched(rows: Elements, sizes: tuple[int, ...], drop: bool) -> Elements:
+    out = []
+    for size in itertools.cycle(sizes):
+        part, rows = rows[:size], rows[size:]
+        if not part or (drop and len(part) < size):
+            return out
+        out.append(stack(part))
+    raise AssertionError
 
 
 def inner(elements: Elements, kind: str) -> list[Elements]:
@@ -488,6 +565,21 @@ steps_of_any_kind = st.one_of(
     st.just(("cache",)),
     st.tuples(st.just("prefetch"), small(0, 3)),
     st.just(("shuffle", 1, 0, True)),
+    st.tuples(st.just("windows"), small(1, 4), small(1, 5), small(1, 2), st.booleans()),
+    st.tuples(st.just("groups"), small(1, 3), small(1, 4)),
+    st.tuples(st.just("take_while"), st.sampled_from(list(PREDICATES))),
+    st.just(("scan",)),
+    st.just(("ignore_errors",)),
+    st.tuples(
+        st.just("choose"),
+        st.lists(small(0, 1), max_size=12).map(tuple),
+        st.booleans(),
+    ),
+    st.tuples(
+        st.just("rebatch"),
+        st.lists(small(1, 4), min_size=1, max_size=3).map(tuple),
+        st.booleans(),
+    ),
 )
 
 

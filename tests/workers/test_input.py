@@ -61,6 +61,46 @@ def test_batches_are_dealt_out(two_by_two: Pool, policy: str) -> None:
             assert found == dealt(chunks(range(n), size), 2, 2)[k], (n, size)
 
 
+def test_draws_groups_and_snapshots_are_the_same_on_all_workers(
+    two_by_two: Pool, tmp_path
+) -> None:
+    parts = Dataset.range(10), Dataset.range(10, 20)
+    folder = str(tmp_path)
+
+    def steps(strategy):
+        mixed = Dataset.sample_from_datasets(parts)
+        datasets = [
+            mixed.batch(4),
+            Dataset.range(20)
+            .rejection_resample(lambda x: x % 2, [0, 1], [0.5, 0.5])
+            .map(lambda kind, x: x)
+            .batch(4),
+            mixed.window(4, shift=2).flat_map(lambda window: window.batch(4)),
+            Dataset.range(20)
+            .shuffle(20)
+            .group_by_window(
+                lambda x: x % 3, lambda key, w: w.shuffle(4).batch(4), window_size=4
+            ),
+            Dataset.range(20).batch(4).snapshot(folder).repeat(2),
+        ]
+        return [
+            taken(strategy, strategy.experimental_distribute_dataset(dataset))
+            for dataset in datasets
+        ]
+
+    found = two_by_two.run(steps)
+    once, odd = list(range(20)), list(range(1, 20, 2))
+    # Every number but the first two is in two windows.
+    wanted = [once, odd, None, once, once * 2]
+    for i, numbers in enumerate(wanted):
+        every = [own[i] for own in found]
+        rows = [row for k in range(len(every[0])) for row in of_all(every, k)]
+        if numbers is None:
+            assert sorted(np.bincount(rows)) == [1, 1, *[2] * 18]
+        else:
+            assert sorted(rows) == sorted(numbers)
+
+
 def test_without_sharding_every_worker_has_all_rows(two_by_two: Pool) -> None:
     cases = [(10, 5), (22, 8), (8, 8), (7, 6), (3, 2)]
 

@@ -71,7 +71,7 @@ def resolve_devices(devices: Sequence[DeviceLike] | None) -> tuple[Device, ...]:
         device = _find(spec, given)
         if device in found:
             raise ValueError(
-                f"Device {device_name(device)} is given twice, as {_show(found[device])} "
+                f"Duplicate device: {device_name(device)} is given twice, as {_show(found[device])} "
                 f"and {_show(given)}. Each replica needs a device of its own."
             )
         found[device] = given

@@ -37,6 +37,9 @@ eval_jaxpr = jax.core.eval_jaxpr
 Literal = _extend_core.Literal
 Jaxpr = _extend_core.Jaxpr
 ClosedJaxpr = _extend_core.ClosedJaxpr
+# XLA of JAX 0.11 ends the process when it compiles a reduction of an array without elements
+# for several devices.
+EMPTY_PARTS_CRASH = jax.__version_info__[:2] == (0, 11)
 # Whether JAX has started a backend, after which its devices are fixed.
 backend_started = _xla_bridge.backends_are_initialized
 # Gives a token for the innermost JAX trace of this thread; equal inside the same one.

@@ -13,7 +13,7 @@ import jax
 
 from mirrax._src.base import context
 from mirrax._src.base.errors import RunEagerly, warn_user
-from mirrax._src.base.jax_compat import outside_traces
+from mirrax._src.base.jax_compat import EMPTY_PARTS_CRASH, outside_traces
 from mirrax._src.base.protocols import Mode, StrategyLike
 from mirrax._src.base.structures import opened
 from mirrax._src.base.values import (
@@ -37,6 +37,7 @@ from mirrax._src.engines.arguments import (
 from mirrax._src.engines.closures import FunctionCache
 from mirrax._src.engines.eager import run_eagerly
 from mirrax._src.engines.inputs import SignatureChanged
+from mirrax._src.engines.jaxprs import has_empty
 from mirrax._src.engines.loop import split_up, trace_steps
 from mirrax._src.engines.program import Program, compile_part, layouts_match
 from mirrax._src.engines.trace import (
@@ -289,6 +290,9 @@ class Function:
             program = next((p for p in candidates if layouts_match(p.trace)), None)
             if program is None:
                 traced, label = until_no_new_variables(trace, self.fn), ""
+                spans = traced.mesh is not None and traced.mesh.size > 1
+                if spans and EMPTY_PARTS_CRASH and has_empty(traced.closed.jaxpr):
+                    raise UnevenError("replicas without rows, one by one")
                 if traced.mesh is not None and traced.mesh.spans_workers:
                     label = describe_program(self, key[2])
                     traced.mesh.cluster.compare(label)

@@ -61,6 +61,17 @@ def convolves(jaxpr: Jaxpr) -> bool:
     return any(eqn.primitive is lax.conv_general_dilated_p for eqn in every)
 
 
+def has_empty(jaxpr: Jaxpr) -> bool:
+    """Whether the program takes or computes arrays without elements."""
+
+    def is_empty(atom: Any) -> bool:
+        return 0 in getattr(atom.aval, "shape", ())
+
+    every = [e for eqn in jaxpr.eqns for e in _within(eqn)]
+    made = [variable for eqn in every for variable in eqn.outvars]
+    return any(map(is_empty, [*jaxpr.invars, *made]))
+
+
 def _axes(eqn: Any) -> tuple[Any, ...]:
     axes = eqn.params.get("axes", eqn.params.get("axis_name", ()))
     return tuple(axes) if isinstance(axes, tuple | list) else (axes,)

@@ -35,11 +35,24 @@ class _End:
         self.error = error
 
 
+class _Failed:
+    """In the place of an element that could not be made."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+
 class _Line:
     """A cursor that two threads take turns at, and what it has given so far."""
 
-    def __init__(self, cursor: Cursor, size: int, finish: Callable[[Any], Any]) -> None:
-        self.cursor, self._finish = cursor, finish
+    def __init__(
+        self,
+        cursor: Cursor,
+        size: int,
+        finish: Callable[[Any], Any],
+        keeps_going: bool,
+    ) -> None:
+        self.cursor, self._finish, self._keeps_going = cursor, finish, keeps_going
         self.lock = threading.Lock()  # held by who makes an element
         self.ready: SimpleQueue[Any] = SimpleQueue()
         self.permits: SimpleQueue[bool] = SimpleQueue()  # to make one that will wait
@@ -56,6 +69,8 @@ class _Line:
         except StopIteration:
             return self.end(None)
         except BaseException as error:
+            if self._keeps_going and isinstance(error, Exception):
+                return _Failed(error), self.cursor.state()
             return self.end(error)
 
     def end(self, error: BaseException | None) -> _End:
@@ -78,6 +93,7 @@ class Ahead(Cursor):
         size: The elements that may wait.
         finish: Applied to each element where it is made.
         name: What the thread is called.
+        keeps_going: Whether there are more elements after one that raised an error.
     """
 
     def __init__(
@@ -86,10 +102,11 @@ class Ahead(Cursor):
         size: int,
         finish: Callable[[Any], Any] = lambda element: element,
         name: str = "prefetch",
+        keeps_going: bool = False,
     ) -> None:
         self._state = cursor.state()
         self._end: _End | None = None
-        self._line = _Line(cursor, max(size, 1), finish)
+        self._line = _Line(cursor, max(size, 1), finish, keeps_going)
         thread = threading.Thread(
             target=_work_ahead, args=(self._line,), name=f"mirrax-{name}", daemon=True
         )
@@ -101,6 +118,8 @@ class Ahead(Cursor):
             item = self._take()
             if not isinstance(item, _End):
                 element, self._state = item
+                if isinstance(element, _Failed):
+                    raise element.error
                 return element
             self._end = item
             self.close()

@@ -105,15 +105,15 @@ class Numbers:
     __slots__ = ("start", "step", "dtype")
     is_ours = True
 
-    def __init__(self, start: int, step: int, dtype: np.dtype) -> None:
+    def __init__(self, start: float, step: float, dtype: np.dtype) -> None:
         self.start, self.step, self.dtype = start, step, dtype
 
     def rows(self, index: Index) -> np.ndarray:
         positions = np.asarray(index, np.int64)
         return (self.start + positions * self.step).astype(self.dtype)
 
-    def row(self, i: int) -> np.generic:
-        return np.int64(self.start + i * self.step).astype(self.dtype)
+    def row(self, i: int) -> Any:
+        return np.asarray(self.start + i * self.step).astype(self.dtype)[()]
 
 
 class Zipped:

@@ -1,9 +1,13 @@
-"""`Dataset`: the public face of pipelines."""
+"""`Dataset`: the public face of pipelines.
+
+What is done to elements is in methods/; here is where they come from, and what can be asked.
+"""
 
 from __future__ import annotations
 
-import dataclasses
+import contextlib
 import glob
+import itertools
 import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -12,37 +16,34 @@ import jax
 import numpy as np
 
 from mirrax._src.input import sources
-from mirrax._src.input.arguments import (
-    check_arguments,
-    checked_calls,
-    integer,
-    positive,
-)
-from mirrax._src.input.element_fn import ElementFn
+from mirrax._src.input.arguments import integer
+from mirrax._src.input.fingerprint import fingerprint
 from mirrax._src.input.iterators import Iterator as DatasetIterator
 from mirrax._src.input.iterators import Passes
+from mirrax._src.input.methods.batches import Batches
+from mirrax._src.input.methods.elements import Elements, with_choices
+from mirrax._src.input.methods.keeping import Keeping, load
+from mirrax._src.input.methods.order import Order
 from mirrax._src.input.node import INFINITE, UNKNOWN, Node, rebuild
-from mirrax._src.input.options import AUTOTUNE, SHARD_HINT, Options
+from mirrax._src.input.options import Options
 from mirrax._src.input.structure import (
     PyTree,
     TensorSpec,
+    holds_datasets,
     leaves_of,
     map_leaves,
-    spec_of,
-    to_element,
 )
-from mirrax._src.input.transforms import batching, selecting
-from mirrax._src.input.transforms.buffering import Cache, Prefetch
-from mirrax._src.input.transforms.elementwise import Filter, Map
-from mirrax._src.input.transforms.nesting import Interleave, draw_entropy
-from mirrax._src.input.transforms.parallel import num_calls
-from mirrax._src.input.transforms.shuffling import Shuffle
+from mirrax._src.input.transforms import selecting
+from mirrax._src.input.transforms.choosing import Choose, Lots, usable_weights
+from mirrax._src.input.transforms.nesting import draw_entropy
+from mirrax._src.input.transforms.pairing import Zip
+from mirrax._src.input.transforms.windows import datasets_in
 
 INFINITE_CARDINALITY = INFINITE
 UNKNOWN_CARDINALITY = UNKNOWN
 
 
-class Dataset:
+class Dataset(Elements, Batches, Order, Keeping):
     """A pipeline of elements: where they come from and what is done to them.
 
     >>> dataset = mx.data.Dataset.range(6).map(lambda x: x * x).batch(4)
@@ -68,9 +69,6 @@ class Dataset:
         self._options = options or Options()
         self._passes = Passes()
 
-    def _then(self, node: Node) -> Dataset:
-        return Dataset(node, self._options)
-
     # Sources -------------------------------------------------------------------------
 
     @staticmethod
@@ -82,12 +80,18 @@ class Dataset:
 
         The arrays are not copied: do not change them while the dataset is used.
         """
-        return Dataset(sources.slices(tensors))
+        datasets = datasets_in(tensors, wrap_list=True)
+        return Dataset(datasets or sources.slices(tensors))
 
     @staticmethod
     def from_tensors(tensors: PyTree, name: str | None = None) -> Dataset:
-        """A dataset of one element: `tensors`."""
-        return Dataset(sources.single(tensors))
+        """A dataset of one element: `tensors`.
+
+        >>> list(mx.data.Dataset.from_tensors([1, 2]))
+        [array([1, 2], dtype=int32)]
+        """
+        datasets = datasets_in(tensors, wrap_list=False)
+        return Dataset(datasets or sources.single(tensors))
 
     @staticmethod
     def range(
@@ -101,6 +105,41 @@ class Dataset:
         numbers = range(*(integer(arg, "range") for arg in args))
         dtype = TensorSpec((), output_type).dtype
         return Dataset(sources.Range(numbers.start, numbers.stop, numbers.step, dtype))
+
+    @staticmethod
+    def counter(
+        start: Any = 0, step: Any = 1, dtype: Any = np.int64, name: str | None = None
+    ) -> Dataset:
+        """Numbers from `start` on, `step` apart, without an end.
+
+        >>> list(mx.data.Dataset.counter(5, -2).take(3))
+        [np.int64(5), np.int64(3), np.int64(1)]
+        """
+        kind = TensorSpec((), dtype).dtype
+        if kind.kind in "iu":
+            start, step = integer(start, "start"), integer(step, "step")
+        return Dataset(sources.Counter(start, step, kind))
+
+    @staticmethod
+    def random(
+        seed: int | None = None,
+        rerandomize_each_iteration: bool | None = None,
+        name: str | None = None,
+    ) -> Dataset:
+        """Random int64 numbers from 0 to 2**32 - 1, without an end.
+
+        >>> numbers = mx.data.Dataset.random(seed=4).take(10)
+        >>> list(numbers) == list(numbers)
+        True
+
+        Args:
+            seed: With the same seed a program meets the same numbers again.
+            rerandomize_each_iteration: Whether every pass has other numbers (None: no).
+            name: Unused, as in TensorFlow's eager mode.
+        """
+        seed = None if seed is None else integer(seed, "seed")
+        anew = bool(rerandomize_each_iteration)
+        return Dataset(sources.Random(seed, anew, draw_entropy()))
 
     @staticmethod
     def from_generator(
@@ -186,6 +225,37 @@ class Dataset:
         return files.shuffle(len(names), seed=seed) if is_random else files
 
     @staticmethod
+    def load(
+        path: str | os.PathLike[str],
+        element_spec: PyTree = None,
+        compression: str | None = None,
+        reader_func: Callable[..., Any] | None = None,
+        wait: bool = False,
+    ) -> Dataset:
+        """The elements that `save` has written into a directory.
+
+        >>> path = tempfile.mkdtemp() + "/numbers"
+        >>> mx.data.Dataset.range(5).save(path, shard_func=lambda x: x % 2)
+        >>> list(mx.data.Dataset.load(path).as_numpy_iterator())
+        [np.int64(0), np.int64(1), np.int64(2), np.int64(3), np.int64(4)]
+
+        Reading runs no code, whoever wrote the files, and finds damage by checksums.
+
+        Args:
+            path: The directory.
+            element_spec: What the elements are expected to be; known if not given.
+            compression: Known if not given.
+            reader_func: Makes the dataset of a dataset of the shards' datasets; their
+                elements take turns if it is not given.
+            wait: Whether to wait until a dataset is there.
+
+        Raises:
+            FileNotFoundError: If no dataset is saved there.
+            mx.errors.DataLossError: If a file is damaged; during a pass too.
+        """
+        return load(Dataset, path, element_spec, compression, reader_func, wait)
+
+    @staticmethod
     def zip(*args: Any, datasets: Any = None, name: str | None = None) -> Dataset:
         """Elements of several datasets side by side, until the shortest ends.
 
@@ -214,307 +284,83 @@ class Dataset:
         is_plain = type(given) is tuple and len(given) == len(parts)
         options = parts[0].options()
         return Dataset(
-            selecting.Zip(tuple(p.node for p in parts), None if is_plain else pack),
+            Zip(tuple(p.node for p in parts), None if is_plain else pack),
             options,
         )
 
-    # Elements ------------------------------------------------------------------------
-
-    def map(
-        self,
-        map_func: Callable[..., Any],
-        num_parallel_calls: int | None = None,
-        deterministic: bool | None = None,
-        synchronous: bool | None = None,
-        name: str | None = None,
-        *,
-        workers: str = "threads",
+    @staticmethod
+    def choose_from_datasets(
+        datasets: Sequence[Dataset],
+        choice_dataset: Dataset,
+        stop_on_empty_dataset: bool = True,
     ) -> Dataset:
-        """`map_func` of each element.
+        """Elements of several datasets, by the numbers that `choice_dataset` gives.
 
-        >>> pairs = mx.data.Dataset.from_tensor_slices(([1, 2], [10, 20]))
-        >>> list(pairs.map(lambda x, y: x + y))
-        [np.int32(11), np.int32(22)]
-
-        The parts of a tuple are separate arguments. A function of NumPy's element-wise
-        operations that uses nothing else is called with many rows at once.
+        >>> a, b = mx.data.Dataset.range(3), mx.data.Dataset.range(10, 13)
+        >>> choices = mx.data.Dataset.from_tensor_slices(np.int64([0, 1, 1, 0]))
+        >>> list(mx.data.Dataset.choose_from_datasets([a, b], choices))
+        [np.int64(0), np.int64(10), np.int64(11), np.int64(1)]
 
         Args:
-            map_func: The function. It gets NumPy arrays and may return arrays, JAX's too.
-            num_parallel_calls: How many calls at a time; `AUTOTUNE` for as many as the
-                machine has cores. None: one after the other.
-            deterministic: Whether parallel results keep the order of the elements.
-            synchronous: True is the same as `num_parallel_calls=None`.
-            name: Unused, as in TensorFlow's eager mode.
-            workers: "threads", or "processes" for functions that keep Python busy; as many
-                as the machine has cores if `num_parallel_calls` does not say.
+            datasets: The datasets.
+            choice_dataset: The number of the dataset that gives the next element, as int64.
+            stop_on_empty_dataset: Whether the first choice of a dataset that has ended is the
+                end; otherwise it is passed over.
         """
-        if not callable(map_func):
-            raise TypeError(f"`map` needs a function, got {map_func!r}.")
-        if workers not in ("threads", "processes"):
-            raise ValueError(
-                f'`workers` must be "threads" or "processes", got {workers!r}.'
+        parts = _alike(datasets, "choose_from_datasets")
+        if not isinstance(choice_dataset, Dataset):
+            raise TypeError(f"`choice_dataset` is a dataset, got {choice_dataset!r}.")
+        outline = choice_dataset.node.outline()
+        if outline is not None and outline != TensorSpec((), "int64"):
+            raise TypeError(
+                f"`choice_dataset` must give int64 numbers, and its elements are {outline}."
             )
-        if synchronous and num_parallel_calls is not None:
-            raise ValueError(
-                "`synchronous=True` and `num_parallel_calls` exclude each other."
-            )
-        calls = checked_calls(num_parallel_calls)
-        if calls is None and workers == "processes":
-            calls = AUTOTUNE
-        check_arguments(map_func, self.node, "map")
-        step = Map(self.node, ElementFn(map_func, "map"), calls, deterministic, workers)
-        return self._then(_with_options(step, self._options) or step)
+        stops, label = bool(stop_on_empty_dataset), "choose_from_datasets"
+        choose = Choose(choice_dataset.node, parts, stops, label)
+        return Dataset(choose, datasets[0].options())
 
-    def filter(self, predicate: Callable[..., Any], name: str | None = None) -> Dataset:
-        """The elements for which `predicate` returns true.
-
-        >>> list(mx.data.Dataset.range(6).filter(lambda x: x % 3 == 0))
-        [np.int64(0), np.int64(3)]
-        """
-        if not callable(predicate):
-            raise TypeError(f"`filter` needs a function, got {predicate!r}.")
-        check_arguments(predicate, self.node, "filter")
-        return self._then(Filter(self.node, ElementFn(predicate, "filter")))
-
-    def enumerate(self, start: int = 0, name: str | None = None) -> Dataset:
-        """Pairs of a number, from `start` on, and an element."""
-        return self._then(selecting.Enumerate(self.node, integer(start, "start")))
-
-    def flat_map(
-        self, map_func: Callable[..., Any], name: str | None = None
-    ) -> Dataset:
-        """The elements of the datasets that `map_func` makes of each element, in order.
-
-        >>> list(mx.data.Dataset.range(3).flat_map(mx.data.Dataset.range))
-        [np.int64(0), np.int64(0), np.int64(1)]
-        """
-        return self._interleaved(map_func, "flat_map", 1, 1, 0)
-
-    def interleave(
-        self,
-        map_func: Callable[..., Any],
-        cycle_length: int | None = None,
-        block_length: int | None = None,
-        num_parallel_calls: int | None = None,
-        deterministic: bool | None = None,
-        name: str | None = None,
-    ) -> Dataset:
-        """As `flat_map`, with elements of several datasets in turn.
-
-        Args:
-            map_func: Makes a dataset of an element, for example of a file's name.
-            cycle_length: How many datasets take turns; as many as the machine has cores
-                if it is not given.
-            block_length: The elements that a dataset gives in its turn.
-            num_parallel_calls: With any number each dataset is read ahead in a thread.
-            deterministic: Accepted; the order is always that of the turns.
-            name: Unused, as in TensorFlow's eager mode.
-        """
-        calls = checked_calls(num_parallel_calls)
-        cycle = AUTOTUNE if cycle_length is None else cycle_length
-        if cycle == AUTOTUNE:
-            cycle = num_calls(calls or AUTOTUNE)
-        block = 1 if block_length is None else block_length
-        if cycle < 1 or block < 1:
-            raise ValueError(
-                "`cycle_length` and `block_length` must be positive, got "
-                f"{cycle_length} and {block_length}."
-            )
-        if calls is not None and calls > cycle:
-            raise ValueError(
-                f"`num_parallel_calls` ({calls}) cannot exceed `cycle_length` ({cycle})."
-            )
-        ahead = 0 if calls is None else max(2, block)
-        return self._interleaved(map_func, "interleave", cycle, block, ahead)
-
-    def _interleaved(
-        self,
-        map_func: Callable[..., Any],
-        label: str,
-        cycle: int,
-        block: int,
-        ahead: int,
-    ) -> Dataset:
-        if not callable(map_func):
-            raise TypeError(f"`{label}` needs a function, got {map_func!r}.")
-        check_arguments(map_func, self.node, label)
-        fn = ElementFn(map_func, label)
-        return self._then(
-            Interleave(
-                self.node, fn, _node_of, cycle, block, ahead, draw_entropy(), label
-            )
-        )
-
-    # Batches -------------------------------------------------------------------------
-
-    def batch(
-        self,
-        batch_size: int,
-        drop_remainder: bool = False,
-        num_parallel_calls: int | None = None,
-        deterministic: bool | None = None,
-        name: str | None = None,
-    ) -> Dataset:
-        """`batch_size` elements in one, along a new first axis.
-
-        >>> list(mx.data.Dataset.range(5).batch(2))
-        [array([0, 1]), array([2, 3]), array([4])]
-
-        Args:
-            batch_size: The elements in a batch.
-            drop_remainder: Whether a last batch that is not full is left out.
-            num_parallel_calls: Accepted; batches are made of many rows at once anyway.
-            deterministic: Accepted; the order is always that of the elements.
-            name: Unused, as in TensorFlow's eager mode.
-        """
-        size = positive(batch_size, "batch_size")
-        is_parallel = checked_calls(num_parallel_calls) is not None
-        return self._then(
-            batching.Batch(self.node, size, bool(drop_remainder), is_parallel)
-        )
-
-    def padded_batch(
-        self,
-        batch_size: int,
-        padded_shapes: PyTree = None,
-        padding_values: PyTree = None,
-        drop_remainder: bool = False,
-        name: str | None = None,
-    ) -> Dataset:
-        """As `batch`, of elements whose lengths differ: shorter ones are filled up.
-
-        >>> list(mx.data.Dataset.range(1, 4).map(lambda n: np.full(n, n)).padded_batch(3))
-        [array([[1, 0, 0],
-               [2, 2, 0],
-               [3, 3, 3]])]
-
-        Args:
-            batch_size: The elements in a batch.
-            padded_shapes: The shapes to fill up to; None for a length, or for all, stands
-                for the longest in the batch.
-            padding_values: What to fill up with; zero or the empty string if not given.
-            drop_remainder: Whether a last batch that is not full is left out.
-            name: Unused, as in TensorFlow's eager mode.
-        """
-        size = positive(batch_size, "batch_size")
-        return self._then(
-            batching.PaddedBatch(
-                self.node, size, padded_shapes, padding_values, bool(drop_remainder)
-            )
-        )
-
-    def unbatch(self, name: str | None = None) -> Dataset:
-        """The rows of each element: takes batches apart."""
-        return self._then(batching.Unbatch(self.node))
-
-    # Order and number ------------------------------------------------------------------
-
-    def shuffle(
-        self,
-        buffer_size: int | None,
+    @staticmethod
+    def sample_from_datasets(
+        datasets: Sequence[Dataset],
+        weights: Any = None,
         seed: int | None = None,
-        reshuffle_each_iteration: bool | None = None,
-        name: str | None = None,
+        stop_on_empty_dataset: bool = False,
+        rerandomize_each_iteration: bool | None = None,
     ) -> Dataset:
-        """The elements in a random order.
+        """Elements of several datasets, each of one that is drawn by lot.
 
-        A buffer holds the next `buffer_size` elements, one of which is drawn at a time; for
-        a perfect shuffle it must hold all of them (None: all, whatever their number).
-
-        Args:
-            buffer_size: The size of the buffer.
-            seed: With the same seed a program meets the same orders again.
-            reshuffle_each_iteration: Whether every pass has another order (None: yes).
-            name: Unused, as in TensorFlow's eager mode.
-        """
-        if buffer_size is not None and buffer_size != UNKNOWN:
-            buffer_size = positive(buffer_size, "buffer_size")
-        else:
-            buffer_size = None
-        if seed is not None:
-            seed = integer(seed, "seed")
-        return self._then(
-            Shuffle(
-                self.node,
-                buffer_size,
-                seed,
-                reshuffle_each_iteration is not False,
-                draw_entropy(),
-            )
-        )
-
-    def repeat(self, count: int | None = None, name: str | None = None) -> Dataset:
-        """The elements `count` times; for ever if it is None or -1."""
-        return self._then(
-            selecting.Repeat(
-                self.node, -1 if count is None else integer(count, "count")
-            )
-        )
-
-    def take(self, count: int, name: str | None = None) -> Dataset:
-        """The first `count` elements; all if it is -1."""
-        return self._then(selecting.Take(self.node, integer(count, "count")))
-
-    def skip(self, count: int, name: str | None = None) -> Dataset:
-        """All but the first `count` elements; none if it is -1."""
-        return self._then(selecting.Skip(self.node, integer(count, "count")))
-
-    def shard(self, num_shards: int, index: int, name: str | None = None) -> Dataset:
-        """Every `num_shards`-th element, from number `index` on.
-
-        >>> list(mx.data.Dataset.range(7).shard(3, 1))
-        [np.int64(1), np.int64(4)]
-        """
-        num_shards = integer(num_shards, "num_shards")
-        index = integer(index, "index")
-        if num_shards == SHARD_HINT:
-            return self._then(selecting.ShardHint(self.node))
-        if num_shards < 1:
-            raise ValueError(f"`num_shards` must be positive, got {num_shards}.")
-        if not 0 <= index < num_shards:
-            raise ValueError(
-                f"`index` must be from 0 to {num_shards - 1} for {num_shards} shards, got "
-                f"{index}."
-            )
-        return self._then(selecting.Shard(self.node, num_shards, index))
-
-    def concatenate(self, dataset: Dataset, name: str | None = None) -> Dataset:
-        """The elements of this dataset, then those of `dataset`.
-
-        Raises:
-            TypeError: If their elements differ in structure or dtype.
-        """
-        if not isinstance(dataset, Dataset):
-            raise TypeError(f"`concatenate` takes a dataset, got {dataset!r}.")
-        mine, other = self.node.outline(), dataset.node.outline()
-        if mine is not None and other is not None:
-            selecting.check_alike(mine, other)
-        return self._then(selecting.Concatenate((self.node, dataset.node)))
-
-    # Buffers ---------------------------------------------------------------------------
-
-    def cache(self, filename: str = "", name: str | None = None) -> Dataset:
-        """The elements of the first whole pass, kept in memory or in a file.
+        >>> a, b = mx.data.Dataset.range(50), mx.data.Dataset.range(100, 150)
+        >>> mixed = mx.data.Dataset.sample_from_datasets([a, b], [0.7, 0.3], seed=1)
+        >>> sorted(mixed) == [*range(50), *range(100, 150)]
+        True
 
         Args:
-            filename: The file; it is read by later programs too. Empty: in memory.
-            name: Unused, as in TensorFlow's eager mode.
+            datasets: The datasets.
+            weights: How often each is drawn, or a dataset that tells for every draw; equally
+                often if not given.
+            seed: With the same seed a program draws the same again.
+            stop_on_empty_dataset: Whether the end of a dataset is the end of all, which keeps
+                the mixture to the end; otherwise the others go on.
+            rerandomize_each_iteration: Whether every pass draws anew (None: no).
         """
-        return self._then(Cache(self.node, os.fspath(filename)))
-
-    def prefetch(self, buffer_size: int, name: str | None = None) -> Dataset:
-        """The same elements, up to `buffer_size` of them made ahead in a thread.
-
-        Args:
-            buffer_size: How many; `AUTOTUNE` is 2, 0 is none.
-            name: Unused, as in TensorFlow's eager mode.
-        """
-        buffer_size = integer(buffer_size, "buffer_size")
-        if buffer_size < 0 and buffer_size != AUTOTUNE:
-            raise ValueError(f"`buffer_size` cannot be negative, got {buffer_size}.")
-        size = 2 if buffer_size == AUTOTUNE else buffer_size
-        return self._then(Prefetch(self.node, size))
+        label = "sample_from_datasets"
+        parts = _alike(datasets, label)
+        options = datasets[0].options()
+        chances: Any = (1.0,) * len(parts)
+        if isinstance(weights, Dataset):
+            chances = weights.node
+        elif weights is not None:
+            given = usable_weights(weights, len(parts))
+            used = [(p, w) for p, w in zip(parts, given) if w > 0]
+            if not used:
+                return datasets[0].take(0)
+            parts, chances = zip(*used)
+        if len(parts) == 1 and not isinstance(weights, Dataset):
+            return Dataset(parts[0], options)
+        seed = None if seed is None else integer(seed, "seed")
+        anew = bool(rerandomize_each_iteration)
+        lots = Lots(chances, len(parts), seed, anew, draw_entropy())
+        return Dataset(Choose(lots, parts, bool(stop_on_empty_dataset), label), options)
 
     # Options -----------------------------------------------------------------------------
 
@@ -522,7 +368,7 @@ class Dataset:
         """The same dataset with these options."""
         if not isinstance(options, Options):
             raise TypeError(f"`with_options` takes `mx.data.Options`, got {options!r}.")
-        return Dataset(rebuild(self.node, lambda n: _with_options(n, options)), options)
+        return Dataset(rebuild(self.node, lambda n: with_choices(n, options)), options)
 
     def options(self) -> Options:
         """The options that were given to this dataset or one it is made of."""
@@ -571,52 +417,68 @@ class Dataset:
         return DatasetIterator(self.node, self._passes)
 
     def as_numpy_iterator(self) -> Iterator[PyTree]:
-        """The elements; they are NumPy arrays anyway."""
+        """The elements; they are NumPy arrays anyway.
+
+        Raises:
+            TypeError: If elements hold datasets.
+        """
+        outline = self.node.outline()
+        if outline is not None and holds_datasets(outline):
+            raise TypeError(
+                f"`as_numpy_iterator` gives arrays, and these elements hold datasets: {outline}. "
+                "Iterate over the dataset itself."
+            )
         return iter(self)
 
-    def reduce(
-        self,
-        initial_state: PyTree,
-        reduce_func: Callable[..., Any],
-        name: str | None = None,
-    ) -> PyTree:
-        """`reduce_func(state, element)` over all elements, from `initial_state` on.
+    def get_single_element(self, name: str | None = None) -> PyTree:
+        """The one element of a dataset that has no others.
 
-        >>> mx.data.Dataset.range(5).reduce(np.int64(0), lambda total, x: total + x)
-        np.int64(10)
+        >>> mx.data.Dataset.range(3).batch(3).get_single_element()
+        array([0, 1, 2])
+
+        Raises:
+            ValueError: If there is none, or more than one.
         """
-        state = to_element(initial_state)
-        spec = spec_of(state)
-        for element in self:
-            state = to_element(reduce_func(state, element))
-            selecting.check_alike(spec, spec_of(state), "The state of `reduce`")
-        return state
+        with contextlib.closing(iter(self)) as iterator:
+            found = list(itertools.islice(iterator, 2))
+        if len(found) != 1:
+            has = "more than one" if found else "none"
+            raise ValueError(
+                f"`get_single_element` needs a dataset of one element, and this one has {has}."
+            )
+        return found[0]
+
+    def fingerprint(self) -> np.uint64:
+        """A number that is the same for datasets of the same steps over the same data.
+
+        >>> a, b = mx.data.Dataset.range(3), mx.data.Dataset.range(4)
+        >>> a.fingerprint() == mx.data.Dataset.range(3).fingerprint()
+        np.True_
+        >>> a.fingerprint() == b.fingerprint()
+        np.False_
+
+        Functions count with their code, what they refer to, and arrays; of other objects
+        only the class counts.
+        """
+        return np.uint64(fingerprint(self.node))
 
     def __repr__(self) -> str:
         size = {INFINITE: "infinite", UNKNOWN: "unknown"}.get(self.cardinality())
         return f"<mx.data.Dataset {self.node.describe()}, length {size or self.cardinality()}>"
 
 
-def _with_options(step: Node, options: Options) -> Node | None:
-    """A step that leaves a choice to the options, with the choice made."""
-    if not isinstance(step, Map):
-        return None
-    calls, in_order = step.num_parallel_calls, step.deterministic
-    if calls == AUTOTUNE:
-        calls = options.threading.private_threadpool_size or calls
-    if in_order is None:
-        in_order = options.deterministic
-    if (calls, in_order) == (step.num_parallel_calls, step.deterministic):
-        return None
-    step = dataclasses.replace(step, num_parallel_calls=calls, deterministic=in_order)
-    return dataclasses.replace(
-        step, input=rebuild(step.input, lambda n: _with_options(n, options))
-    )
+Dataset._wrap = Dataset
 
 
-def _node_of(result: Any, what: str) -> Node:
-    if not isinstance(result, Dataset):
-        raise TypeError(
-            f"The function of `{what}` must return a dataset, got {type(result).__name__}."
-        )
-    return result.node
+def _alike(datasets: Any, what: str) -> tuple[Node, ...]:
+    """The last steps of datasets whose elements are alike."""
+    if not isinstance(datasets, list | tuple) or not datasets:
+        raise ValueError(f"`{what}` takes a list of datasets, got {datasets!r}.")
+    for dataset in datasets:
+        if not isinstance(dataset, Dataset):
+            raise TypeError(f"`{what}` takes datasets, got {dataset!r}.")
+    outlines = [dataset.node.outline() for dataset in datasets]
+    known = [outline for outline in outlines if outline is not None]
+    for outline in known[1:]:
+        selecting.check_alike(known[0], outline, "The elements of all datasets")
+    return tuple(dataset.node for dataset in datasets)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -166,6 +167,20 @@ class DistributedDataset:
         )
 
     @property
+    def reduce(
+        self, initial_state: PyTree, reduce_fn: Callable[[PyTree, Any], PyTree]
+    ) -> PyTree:
+        """The last state, from `state = reduce_fn(state, element)` for each element.
+
+        >>> strategy = mx.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+        >>> dataset = strategy.experimental_distribute_dataset(
+        ...     mx.data.Dataset.range(8).batch(4)
+        ... )
+        >>> print(dataset.reduce(0, lambda s, x: s + strategy.reduce("SUM", x, axis=0)))
+        28
+        """
+        return functools.reduce(reduce_fn, self, initial_state)
+
     def cardinality(self) -> int:
         """The number of elements of the dataset that was distributed, as far as known."""
         sizes = [root.cardinality() for root in self.roots]
@@ -226,6 +241,8 @@ def _any_rows(spec: TensorSpec) -> TensorSpec:
 _TRANSFORMATIONS = frozenset(
     """map filter batch padded_batch unbatch shuffle repeat take skip shard cache concatenate
     enumerate interleave flat_map prefetch with_options apply reduce as_numpy_iterator zip
+    window rebatch scan take_while unique ignore_errors group_by_window snapshot save
+    bucket_by_sequence_length rejection_resample get_single_element
     """.split()
 )
 

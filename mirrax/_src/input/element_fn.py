@@ -25,13 +25,15 @@ class ElementFn:
         """The function's result as an element."""
         try:
             return to_element(tuple_for_list(self.raw(element)))
-        except StopIteration as error:
-            raise RuntimeError(f"{self!r}, given to `{self.what}`, stopped.") from error
         except Exception as error:
-            error.add_note(
-                f"In `{self.what}` of {self!r} on an element {show(element)}."
-            )
+            self.explain(error, element)
             raise
+
+    def explain(self, error: Exception, element: PyTree) -> None:
+        """Has an error of the function say where it was."""
+        if isinstance(error, StopIteration):
+            raise RuntimeError(f"{self!r}, given to `{self.what}`, stopped.") from error
+        error.add_note(f"In `{self.what}` of {self!r} on an element {show(element)}.")
 
     def raw(self, element: PyTree) -> Any:
         """What the function returns; the parts of a tuple are its arguments."""

@@ -22,7 +22,13 @@ from typing import Any, TypeVar, dataclass_transform
 import numpy as np
 
 from mirrax._src.input.blocks import Block, block_of, value_of
-from mirrax._src.input.structure import STRING, PyTree, TensorSpec, map_leaves
+from mirrax._src.input.structure import (
+    STRING,
+    DatasetSpec,
+    PyTree,
+    TensorSpec,
+    map_leaves,
+)
 
 INFINITE = -1
 UNKNOWN = -2
@@ -217,22 +223,26 @@ def first_elements(of: Node, count: int = 2) -> list[PyTree]:
 
 def zeros_like(spec: PyTree) -> PyTree:
     """An element as the spec describes it, lengths that vary being 1."""
-    return map_leaves(
-        lambda s: (
-            b""
-            if s.dtype == STRING and not s.shape
-            else np.zeros([1 if n is None else n for n in s.shape or ()], s.dtype)[()]
-        ),
-        spec,
-    )
+
+    def zeros(s: Any) -> Any:
+        if isinstance(s, DatasetSpec) and s.example is not None:
+            return s.example()
+        if s.dtype == STRING and not s.shape:
+            return b""
+        return np.zeros([1 if n is None else n for n in s.shape or ()], s.dtype)[()]
+
+    return map_leaves(zeros, spec)
 
 
 def merge_specs(specs: list[PyTree]) -> PyTree:
     """Specs that describe elements of several datasets."""
 
-    def merge(*leaves: TensorSpec) -> TensorSpec:
+    def merge(*leaves: Any) -> Any:
         shapes = {leaf.shape for leaf in leaves}
         first = leaves[0]
+        if isinstance(first, DatasetSpec):
+            inner = [leaf.element_spec for leaf in leaves]
+            return DatasetSpec(merge_specs(inner), first.example)
         if len(shapes) == 1:
             return first
         if (

@@ -205,7 +205,7 @@ class InputContext:
         if rest:
             below = global_batch_size - rest
             raise ValueError(
-                f"A global batch of {global_batch_size} cannot be divided equally among "
+                f"A global batch of {global_batch_size} is not divisible by "
                 f"{self.num_replicas_in_sync} replicas. Use {below or self.num_replicas_in_sync}"
                 f" or {below + self.num_replicas_in_sync}."
             )

@@ -79,13 +79,13 @@ def _is_pure_code(fn: types.FunctionType, seen: set[int]) -> bool:
         codes += [c for c in code.co_consts if isinstance(c, types.CodeType)]
     if any(_has_effects(code) or _DANGEROUS & set(code.co_names) for code in codes):
         return False
-    for name in {name for code in codes for name in _globals_of(code)}:
+    for name in {name for code in codes for name in globals_of(code)}:
         if name in fn.__globals__:
             if not _is_harmless(fn.__globals__[name], seen):
                 return False
         elif name not in _HARMLESS or not hasattr(builtins, name):
             return False
-    cells = [cell.cell_contents for cell in fn.__closure__ or () if _is_filled(cell)]
+    cells = [cell.cell_contents for cell in fn.__closure__ or () if is_filled(cell)]
     defaults = (fn.__defaults__ or (), tuple((fn.__kwdefaults__ or {}).values()))
     return _is_harmless((tuple(cells), defaults), seen)
 
@@ -104,7 +104,8 @@ def _has_effects(code: types.CodeType) -> bool:
     return False
 
 
-def _globals_of(code: types.CodeType) -> set[str]:
+def globals_of(code: types.CodeType) -> set[str]:
+    """The global names that a function's code refers to."""
     return {
         op.argval
         for op in dis.get_instructions(code)
@@ -112,7 +113,8 @@ def _globals_of(code: types.CodeType) -> set[str]:
     }
 
 
-def _is_filled(cell: types.CellType) -> bool:
+def is_filled(cell: types.CellType) -> bool:
+    """Whether a name of a function around has a value yet."""
     try:
         return cell.cell_contents is not cell
     except ValueError:

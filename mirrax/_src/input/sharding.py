@@ -10,7 +10,7 @@ from mirrax._src.input.blocks import value_of
 from mirrax._src.input.dataset import Dataset
 from mirrax._src.input.node import Node, Path, State, open_cursor, rebuild, walk
 from mirrax._src.input.options import AutoShardPolicy, InputOptions
-from mirrax._src.input.records import FileReader
+from mirrax._src.input.reading import FileReader
 from mirrax._src.input.splitting import (
     ByBatch,
     ByRows,

@@ -12,6 +12,7 @@ import numpy as np
 from mirrax._src.base.structures import opened
 from mirrax._src.input.blocks import Arrays, Block, Numbers
 from mirrax._src.input.node import (
+    INFINITE,
     UNKNOWN,
     Cursor,
     Node,
@@ -65,6 +66,14 @@ def static_rows(spec: PyTree) -> int | None:
     """The length of the first axis if it is known and the same for all leaves."""
     lengths = {s.shape[0] if s.shape else None for s in leaves_of(spec)}
     return lengths.pop() if len(lengths) == 1 else None
+
+
+def static_rows_of(step: Node) -> int | None:
+    """The rows of every element, if its spec says so."""
+    try:
+        return static_rows(step.spec())
+    except Exception:  # the pass itself will raise it, at its place
+        return None
 
 
 def slices(tensors: PyTree, label: str = "from_tensor_slices") -> Slices:
@@ -133,6 +142,101 @@ class Range(Node):
 
     def describe(self) -> str:
         return f"range({self.start}, {self.stop}, {self.step})"
+
+
+@node
+class Counter(Node):
+    """Numbers from `start` on, `step` apart, without an end."""
+
+    start: Any
+    step: Any
+    dtype: np.dtype
+
+    def open(self, path: Path, state: State = None) -> Cursor:
+        return _CounterCursor(self, state or 0)
+
+    def cardinality(self) -> int:
+        return INFINITE
+
+    def spec(self) -> PyTree:
+        return TensorSpec((), self.dtype)
+
+    def describe(self) -> str:
+        return f"counter({self.start}, {self.step})"
+
+
+class _CounterCursor(Cursor):
+    def __init__(self, counter: Counter, position: int) -> None:
+        self._table = Numbers(counter.start, counter.step, counter.dtype)
+        self._position = position
+
+    def __next__(self) -> Any:
+        self._position += 1
+        return self._table.row(self._position - 1)
+
+    def next_block(self, count: int) -> Block:
+        start, self._position = self._position, self._position + count
+        return Block(self._table, range(start, self._position))
+
+    def skip(self, count: int) -> None:
+        self._position += count
+
+    def state(self) -> int:
+        return self._position
+
+
+_RANDOM_AT_ONCE = 1024
+
+
+@node
+class Random(Node):
+    """Random numbers below 2**32, without an end."""
+
+    seed: int | None
+    rerandomize: bool
+    entropy: int
+
+    def open(self, path: Path, state: State = None) -> Cursor:
+        key = seed_key(self.seed, self.entropy, path if self.rerandomize else ())
+        return _RandomCursor(key, state or 0)
+
+    def cardinality(self) -> int:
+        return INFINITE
+
+    def spec(self) -> PyTree:
+        return TensorSpec((), "int64")
+
+    def describe(self) -> str:
+        return "random()" if self.seed is None else f"random(seed={self.seed})"
+
+
+class _RandomCursor(Cursor):
+    """Number k depends on the key and k alone, so that a state is k."""
+
+    def __init__(self, key: list[int], position: int) -> None:
+        self._key, self._position = key, position
+        self._chunk, self._numbers = -1, np.empty(0, np.int64)
+
+    def __next__(self) -> np.int64:
+        chunk, place = divmod(self._position, _RANDOM_AT_ONCE)
+        if chunk != self._chunk:
+            numbers = np.random.default_rng([*self._key, chunk])
+            self._numbers = numbers.integers(2**32, size=_RANDOM_AT_ONCE)
+            self._chunk = chunk
+        self._position += 1
+        return self._numbers[place]
+
+    def skip(self, count: int) -> None:
+        self._position += count
+
+    def state(self) -> int:
+        return self._position
+
+
+def seed_key(seed: int | None, entropy: int, path: Path) -> list[int]:
+    """What random numbers depend on: the seed, or what was drawn in its place, and a path."""
+    drawn = [entropy, 0] if seed is None else [seed & (2**64 - 1), 1]
+    return [*drawn, *path]
 
 
 @node

@@ -1,7 +1,8 @@
-"""Elements as structures of NumPy arrays, and `TensorSpec`, which describes their leaves.
+"""Elements as structures of NumPy arrays, and the specs that describe their leaves.
 
 An element is a NumPy array or scalar, bytes, or a tuple, dict or other pytree of these. As
-in TensorFlow a list is not structure: it is stacked into one array.
+in TensorFlow a list is not structure: it is stacked into one array. A leaf may also be a
+dataset (`Nested`), as `window` gives them.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from mirrax._src.base.structures import builder_of
 
 PyTree = Any
 STRING = np.dtype(object)  # of bytes
+DATASET = np.dtype("V0")  # of leaves that are datasets, which no array holds
 
 
 class TensorSpec:
@@ -71,6 +73,49 @@ class TensorSpec:
         return f"TensorSpec(shape={self.shape}, dtype={dtype_name(self.dtype)}{name})"
 
 
+class Nested:
+    """A dataset where it is a leaf of an element."""
+
+    @property
+    def element_spec(self) -> PyTree:
+        raise NotImplementedError
+
+
+class DatasetSpec:
+    """What describes a dataset in an element of another one, as `window` gives them.
+
+    >>> mx.data.Dataset.range(5).window(2).element_spec
+    DatasetSpec(TensorSpec(shape=(), dtype=int64))
+
+    Args:
+        element_spec: The specs of the inner dataset's elements.
+    """
+
+    __slots__ = ("element_spec", "example")
+    __module__ = "mirrax.data"
+    shape, dtype, name = (), DATASET, None
+
+    def __init__(
+        self, element_spec: PyTree, example: Callable[[], Nested] | None = None
+    ) -> None:
+        self.element_spec = element_spec
+        self.example = example  # makes such a dataset where there is none to look at
+
+    def is_compatible_with(self, value: Any) -> bool:
+        """Whether a value, or another spec, could be described by this one."""
+        return isinstance(value, Nested | DatasetSpec)
+
+    def __eq__(self, other: object) -> bool:
+        is_spec = isinstance(other, DatasetSpec)
+        return is_spec and self.element_spec == other.element_spec
+
+    def __hash__(self) -> int:
+        return hash((DatasetSpec, *leaves_of(self.element_spec)))
+
+    def __repr__(self) -> str:
+        return f"DatasetSpec({self.element_spec})"
+
+
 def _parse_dtype(dtype: Any) -> np.dtype:
     if dtype in (str, bytes) or (isinstance(dtype, str) and dtype == "string"):
         return STRING
@@ -80,7 +125,7 @@ def _parse_dtype(dtype: Any) -> np.dtype:
 
 def dtype_name(dtype: np.dtype) -> str:
     """A dtype's name, TensorFlow's for strings."""
-    return "string" if dtype == STRING else dtype.name
+    return {STRING: "string", DATASET: "dataset"}.get(dtype) or dtype.name
 
 
 # Structures -----------------------------------------------------------------------------
@@ -199,6 +244,8 @@ def tuple_for_list(value: PyTree) -> PyTree:
 
 def to_array(value: Any) -> Any:
     """One leaf as NumPy; Python's numbers become 32-bit ones, as in TensorFlow."""
+    if isinstance(value, Nested):
+        return value
     if isinstance(value, np.ndarray | np.generic):
         return _encode(value) if value.dtype.kind in "US" else value
     if isinstance(value, str | bytes):
@@ -268,12 +315,25 @@ def shape_of(leaf: Any) -> tuple[int, ...]:
 
 def dtype_of(leaf: Any) -> np.dtype:
     """The dtype of a leaf of an element."""
+    if isinstance(leaf, Nested):
+        return DATASET
     return STRING if isinstance(leaf, bytes) else leaf.dtype
 
 
 def spec_of(element: PyTree) -> PyTree:
     """The element's leaves as specs."""
-    return map_leaves(lambda leaf: TensorSpec(shape_of(leaf), dtype_of(leaf)), element)
+    return map_leaves(_spec_of_leaf, element)
+
+
+def _spec_of_leaf(leaf: Any) -> TensorSpec | DatasetSpec:
+    if isinstance(leaf, Nested):
+        return DatasetSpec(leaf.element_spec, lambda: leaf)
+    return TensorSpec(shape_of(leaf), dtype_of(leaf))
+
+
+def holds_datasets(spec: PyTree) -> bool:
+    """Whether a leaf of the elements is a dataset."""
+    return any(isinstance(leaf, DatasetSpec) for leaf in leaves_of(spec))
 
 
 def with_axis(spec: PyTree, length: int | None) -> PyTree:
@@ -316,6 +376,11 @@ _ALIGNMENT = 64
 
 def empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     """Memory for an array that devices can take over."""
+    if dtype == DATASET:
+        raise TypeError(
+            "The elements are datasets, which cannot be stacked into one array. Make arrays "
+            "of them first: `flat_map(lambda window: window.batch(n))`."
+        )
     if dtype == STRING:
         return np.empty(shape, dtype)
     size = dtype.itemsize

@@ -59,8 +59,8 @@ class SyncOnReadVariable(DistributedVariable):
             if update is not None:
                 raise ValueError(
                     f"Variable {self.name!r} is summed when it is read: `assign_add` and "
-                    "`assign_sub` outside a replica would count once for each replica. "
-                    "Call them inside `strategy.run`, or use `assign`."
+                    "`assign_sub` in cross-replica context would count once for each "
+                    "replica. Call them inside `strategy.run`, or use `assign`."
                 )
             count = self.strategy.num_replicas_in_sync
             value = (self.convert(value) / count).astype(self.dtype)

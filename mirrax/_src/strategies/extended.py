@@ -84,6 +84,11 @@ class StrategyExtended:
         return tuple(f"{worker}/device:{name}" for name in self.device_names)
 
     @property
+    def worker_devices_by_replica(self) -> list[list[str]]:
+        """The devices of each replica on this worker: one each."""
+        return [[device] for device in self.worker_devices]
+
+    @property
     def parameter_devices(self) -> tuple[str, ...]:
         """The devices that hold variables on this worker, by their full names."""
         return self.worker_devices

@@ -56,10 +56,11 @@ def check_cross_replica(strategy: StrategyLike, what: str) -> None:
         return
     here = context.current()
     if here.replica is not None:
+        inside = "all_gather" if what == "gather" else "all_reduce"
         raise RuntimeError(
             f"`{what}` is called inside a replica function. It works for all replicas "
-            "together, so call it outside `run`, or in the function that you pass to "
-            "`merge_call`; inside use `mx.distribute.get_replica_context().all_reduce`."
+            "together, in cross-replica context: call it outside `run`, or in the function "
+            f"that you pass to `merge_call`; inside use `get_replica_context().{inside}`."
         )
     if here.strategy is not strategy:
         raise RuntimeError(

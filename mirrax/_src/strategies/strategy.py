@@ -92,6 +92,16 @@ class Strategy(Feeding):
         """The name for `jax.lax.psum(x, strategy.axis_name)` in compiled replica functions."""
         return AXIS_NAME
 
+    def __copy__(self) -> Strategy:
+        raise RuntimeError(
+            f"{self!r} cannot be copied by `copy.copy`: variables and values belong to this "
+            "strategy. Use it itself, or make another one; `copy.deepcopy` of what holds it "
+            "keeps it."
+        )
+
+    def __deepcopy__(self, memo: object) -> Strategy:
+        return self  # so that copied variables still belong to it
+
     def __repr__(self) -> str:
         devices = ", ".join(repr(d) for d in self.extended.device_names)
         return f"{type(self).__name__}([{devices}])"

@@ -129,6 +129,46 @@ PIPELINES = {
     "floats_and_bools": lambda api: api.data.Dataset.from_tensor_slices(
         {"x": np.float32([0.5, 1.5, 2.5]), "flag": [True, False, True]}
     ).batch(3),
+    "rebatch": lambda api: _range(api, 11, 4).rebatch(5),
+    "rebatch_drop": lambda api: _range(api, 11, 4).rebatch(5, drop_remainder=True),
+    "rebatch_in_turn": lambda api: _range(api, 11, 4).rebatch([2, 4]),
+    "take_while": lambda api: _range(api, 11, 4).take_while(
+        lambda x: api.ops.sum(x) < 30
+    ),
+    "scan": lambda api: _range(api, 11, 4).scan(
+        np.int64(0), lambda total, x: (total + api.ops.sum(x), x + total)
+    ),
+    "scan_static": lambda api: _range(api, 12, 4, drop_remainder=True).scan(
+        np.int64(1), lambda state, x: (state, x * state)
+    ),
+    "window": lambda api: (
+        api.data.Dataset.range(11).window(4).flat_map(lambda window: window.batch(4))
+    ),
+    "window_drop": lambda api: (
+        api.data.Dataset.range(11)
+        .window(4)
+        .flat_map(lambda window: window.batch(4, drop_remainder=True))
+    ),
+    "window_before_batch": lambda api: (
+        api.data.Dataset.range(11).window(3).flat_map(lambda window: window).batch(4)
+    ),
+    "group_by_window": lambda api: api.data.Dataset.range(11).group_by_window(
+        lambda x: x % 2, lambda key, window: window.batch(4), window_size=4
+    ),
+    "choose": lambda api: api.data.Dataset.choose_from_datasets(
+        [_range(api, 11, 4), _range(api, 8, 4)], api.data.Dataset.range(2).repeat()
+    ),
+    "choose_before_batch": lambda api: api.data.Dataset.choose_from_datasets(
+        [api.data.Dataset.range(5), api.data.Dataset.range(10, 15)],
+        api.data.Dataset.range(2).repeat(),
+    ).batch(4),
+    "unique": lambda api: _range(api, 11, 4).repeat(2).unique(),
+    "ignore_errors": lambda api: (
+        _range(api, 11, 4)
+        .map(lambda x: api.ops.refuse(x, api.ops.sum(x) == 22))
+        .ignore_errors()
+    ),
+    "counter": lambda api: api.data.Dataset.counter(step=2).batch(4).take(3),
 }
 
 

@@ -1,4 +1,4 @@
-"""Many elements as one, and back: batch, padded_batch, unbatch."""
+"""Many elements as one, and back: batch, padded_batch, unbatch, rebatch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,12 @@ from mirrax._src.input.node import (
     node,
     open_cursor,
 )
-from mirrax._src.input.sources import Generator, Slices, static_rows
+from mirrax._src.input.sources import (
+    Generator,
+    Slices,
+    static_rows,
+    static_rows_of,
+)
 from mirrax._src.input.structure import (
     PyTree,
     StructureError,
@@ -316,6 +321,76 @@ class UnbatchCursor(Cursor):
 
     def close(self) -> None:
         self._inner.close()
+
+
+@node
+class Rebatch(Node):
+    """The rows of batches in new ones, whose sizes take turns."""
+
+    input: Node
+    sizes: tuple[int, ...]
+    drop_remainder: bool
+
+    def open(self, path: Path, state: State = None) -> Cursor:
+        return _RebatchCursor(self, path, *(state or START))
+
+    def cardinality(self) -> int:
+        return UNKNOWN
+
+    def spec(self) -> PyTree:
+        spec = self.input.spec()
+        check_rows(spec)
+        size = self.sizes[0] if len(set(self.sizes)) == 1 else None
+        if size and not self.drop_remainder:
+            rows = static_rows(spec)
+            size = size if rows is not None and not rows % size else None
+        return with_axis(without_axis(spec), size)
+
+    def batch_size(self) -> int | None:
+        return static_rows_of(self)
+
+    def describe(self) -> str:
+        return f"rebatch({', '.join(map(str, self.sizes))})"
+
+
+def check_rows(spec: PyTree) -> None:
+    """Raises if the specs are of elements that have no rows."""
+    if any(s.shape == () for s in leaves_of(spec)):
+        raise ValueError(
+            f"`rebatch` takes batches, and an element {spec} holds a scalar. Make batches "
+            "with `batch` first."
+        )
+
+
+class _RebatchCursor(Cursor):
+    """The state: the rows', and the number of the next size."""
+
+    def __init__(self, owner: Rebatch, path: Path, state: State, number: int) -> None:
+        self._sizes, self._drop = owner.sizes, owner.drop_remainder
+        self._rows = Unbatch(owner.input).open(path, state)
+        self._number = number
+        self._nothing: Block | None = None  # a batch without rows
+
+    def __next__(self) -> Block:
+        size = self._sizes[self._number]
+        if size or self._nothing is None:  # a size of 0 does not look for the end
+            if not self._rows.has_more():
+                raise StopIteration
+            self._nothing = self._rows.current[:0]
+        block = self._rows.next_block(size) if size else self._nothing
+        assert block is not None
+        if len(block) < size:
+            self._nothing = None  # this was the end
+            if self._drop:
+                raise StopIteration
+        self._number = (self._number + 1) % len(self._sizes)
+        return block
+
+    def state(self) -> State:
+        return [self._rows.state(), self._number]
+
+    def close(self) -> None:
+        self._rows.close()
 
 
 def as_block(element: Any) -> Block:

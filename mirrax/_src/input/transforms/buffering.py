@@ -33,13 +33,16 @@ class Prefetch(Through):
 
     input: Node
     size: int
+    keeps_going: bool = False
 
     def whole(self, path: Path) -> Block | None:
         return self.input.whole(path)  # nothing to wait for
 
     def open(self, path: Path, state: State = None) -> Cursor:
         cursor = open_cursor(self.input, path, state)
-        return Ahead(cursor, self.size, value_of) if self.size else cursor
+        if not self.size:
+            return cursor
+        return Ahead(cursor, self.size, value_of, keeps_going=self.keeps_going)
 
     def describe(self) -> str:
         return f"prefetch({self.size})"
@@ -83,7 +86,7 @@ def _together(elements: list[Any]) -> Block | list[Any]:
         map_leaves(_protect, element)
     try:
         stacked = stack_elements(elements) if elements else None
-    except ValueError:  # elements of several shapes stay single
+    except (ValueError, TypeError):  # elements of several shapes, datasets: stay single
         stacked = None
     if stacked is None:
         return elements

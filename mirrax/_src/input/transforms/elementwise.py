@@ -8,6 +8,7 @@ called once for every element, in order.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -102,17 +103,7 @@ class Map(Node):
         return self.input.cardinality()
 
     def spec(self) -> PyTree:
-        known = self.input.spec()
-        elements = first_elements(self.input)
-        if not is_static(known):  # as another length would change the result
-            elements.append(map_leaves(_other_length, elements[0], known))
-        specs = [spec_of(self.fn(elements[0]))]
-        for element in elements[1:]:
-            try:
-                specs.append(spec_of(self.fn(element)))
-            except Exception:  # it may be an element that we made up
-                specs.append(map_leaves(_unknown, specs[0]))
-        return merge_specs(specs)
+        return spec_of_results(self.input, self.fn)
 
     def batch_size(self) -> int | None:
         try:
@@ -122,6 +113,21 @@ class Map(Node):
 
     def describe(self) -> str:
         return f"map({self.fn!r})"
+
+
+def spec_of_results(source: Node, fn: Callable[[PyTree], PyTree]) -> PyTree:
+    """The specs of what `fn` gives, found by calling it with the first elements."""
+    known = source.spec()
+    elements = first_elements(source)
+    if not is_static(known):  # as another length would change the result
+        elements.append(map_leaves(_other_length, elements[0], known))
+    specs = [spec_of(fn(elements[0]))]
+    for element in elements[1:]:
+        try:
+            specs.append(spec_of(fn(element)))
+        except Exception:  # it may be an element that we made up
+            specs.append(map_leaves(_unknown, specs[0]))
+    return merge_specs(specs)
 
 
 def is_static(spec: PyTree) -> bool:
@@ -192,11 +198,8 @@ class _FilterCursor(Cursor):
     def __next__(self) -> Any:
         while True:
             element = next(self._inner)
-            if self._is_wanted(value_of(element)):
+            if is_true(self._fn, value_of(element)):
                 return element
-
-    def _is_wanted(self, element: PyTree) -> bool:
-        return bool(_checked(np.asarray(self._fn(element)), self._fn))
 
     def next_block(self, count: int) -> Block | None:
         found: list[Block] = []
@@ -212,7 +215,7 @@ class _FilterCursor(Cursor):
             with contextlib.suppress(CannotVectorise, ValueError):
                 verdict = self._fn.of_rows()(block.value())
                 return block.pick(np.flatnonzero(_checked(verdict, self._fn, 1)))
-        keep = [self._is_wanted(element) for element in block.elements()]
+        keep = [is_true(self._fn, element) for element in block.elements()]
         return block.pick(np.flatnonzero(keep))
 
     def state(self) -> State:
@@ -222,11 +225,20 @@ class _FilterCursor(Cursor):
         self._inner.close()
 
 
+def is_true(fn: ElementFn, element: PyTree) -> bool:
+    """What a predicate says of an element.
+
+    Raises:
+        ValueError: If it does not say one boolean.
+    """
+    return bool(_checked(np.asarray(fn(element)), fn))
+
+
 def _checked(verdict: Any, fn: ElementFn, rank: int = 0) -> np.ndarray:
     if getattr(verdict, "ndim", -1) != rank or verdict.dtype != bool:
         shape = getattr(verdict, "shape", ())[rank:]
         raise ValueError(
-            f"The function of `filter` ({fn!r}) must return one boolean, got "
+            f"The function of `{fn.what}` ({fn!r}) must return one boolean, got "
             f"{getattr(verdict, 'dtype', type(verdict).__name__)}{list(shape)}."
         )
     return verdict

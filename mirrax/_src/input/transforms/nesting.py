@@ -22,6 +22,7 @@ from mirrax._src.input.node import (
     node,
     open_cursor,
 )
+from mirrax._src.input.sources import static_rows
 from mirrax._src.input.structure import PyTree
 
 _entropy = threading.local()
@@ -63,6 +64,7 @@ class Interleave(Node):
     read_ahead: int  # elements that each dataset reads in a thread of its own
     entropy: int
     label: str
+    keeps_going: bool = False
 
     def open(self, path: Path, state: State = None) -> Cursor:
         return _InterleaveCursor(self, path, state)
@@ -84,6 +86,14 @@ class Interleave(Node):
     def spec(self) -> PyTree:
         return self.first_inner().spec()
 
+    def batch_size(self) -> int | None:
+        try:
+            firsts = enumerate(first_elements(self.input))
+            rows = {static_rows(self.inner(x, (i,)).spec()) for i, x in firsts}
+        except Exception:  # the pass itself will raise it, at its place
+            return None
+        return rows.pop() if len(rows) == 1 else None
+
     def describe(self) -> str:
         return f"{self.label}({self.fn!r})"
 
@@ -97,13 +107,18 @@ class _Slot:
         self.number, self.before = number, before
         self._node = owner.inner(value_of(element), (*path, number))
         self._path = (*path, number)
-        self._ahead = owner.read_ahead
+        self._ahead, self._keeps_going = owner.read_ahead, owner.keeps_going
         self.cursor: Cursor
 
     def open(self, state: State = None) -> _Slot:
         self.cursor = open_cursor(self._node, self._path, state)
         if self._ahead:
-            self.cursor = Ahead(self.cursor, self._ahead, name="interleave")
+            self.cursor = Ahead(
+                self.cursor,
+                self._ahead,
+                name="interleave",
+                keeps_going=self._keeps_going,
+            )
         return self
 
 

@@ -22,6 +22,7 @@ from mirrax._src.input.node import (
     node,
     open_cursor,
 )
+from mirrax._src.input.sources import seed_key
 from mirrax._src.input.transforms.selecting import Through
 
 _CHUNK = 4096  # draws that are made at a time
@@ -42,8 +43,7 @@ class Shuffle(Through):
 
     def key(self, path: Path) -> list[int]:
         """What the order of a pass depends on."""
-        seed = [self.entropy, 0] if self.seed is None else [self.seed & (2**64 - 1), 1]
-        return [*seed, *(path if self.reshuffle else ())]
+        return seed_key(self.seed, self.entropy, path if self.reshuffle else ())
 
     def whole(self, path: Path) -> Block | None:
         block = self.input.whole(path)
@@ -69,19 +69,19 @@ def shuffled(count: int, buffer_size: int | None, key: list[int]) -> np.ndarray:
         return np.random.default_rng(key).permutation(count)
     if buffer_size == 1:
         return np.arange(count)
-    draws = _draws(key)
+    numbers = draws(key)
     buffer = list(range(buffer_size))
     out: list[int] = []
     for number in range(buffer_size, count):
-        i = int(next(draws) * buffer_size)
+        i = int(next(numbers) * buffer_size)
         out.append(buffer[i])
         buffer[i], buffer[-1] = buffer[-1], number
     while buffer:
-        out.append(_draw(buffer, next(draws)))
+        out.append(_draw(buffer, next(numbers)))
     return np.array(out, np.int64)
 
 
-def _draws(key: list[int], start: int = 0) -> Iterator[float]:
+def draws(key: list[int], start: int = 0) -> Iterator[float]:
     """Random numbers between 0 and 1, from draw number `start` on."""
     chunk, skip = divmod(start, _CHUNK)
     while True:
@@ -114,7 +114,7 @@ class _ShuffleCursor(Cursor):
         if start is None:  # where the input is now, should its order be drawn anew
             start = self._inner.state()
             self._base = [start, *self._base[1:]]
-        self._draws = _draws(shuffle.key(path), self._drawn)
+        self._draws = draws(shuffle.key(path), self._drawn)
         self._marks: list[tuple[int, State]] = [(first, start)]
         self._ended = False
         kept = dict.fromkeys(numbers)
