@@ -149,14 +149,7 @@ def map_leaves(fn: Callable[..., Any], value: PyTree, *others: PyTree) -> PyTree
             if type(other) is not kind or len(other) != len(value):
                 raise StructureError(i)
         mapped = [map_leaves(fn, *parts) for parts in zip(value, *others)]
-        is_named = hasattr(value, "_fields")
-        return (
-            tuple(mapped)
-            if kind is tuple
-            else kind(*mapped)
-            if is_named
-            else kind(mapped)
-        )
+        return kind(*mapped) if hasattr(value, "_fields") else kind(mapped)
     if value is None:
         for i, other in enumerate(others):
             if other is not None:
