@@ -2,27 +2,36 @@
 # make demo      trains a classifier on several replicas of this machine
 # make test      what CI runs: lint, types, all tests
 # make test-interop   the tests with TensorFlow, PyTorch, Grain, Keras, Hugging Face
+# make test-newest    a part of the tests with the newest JAX, if there is a Python for it
 # make quick     the tests to run all day
 # make thorough  random tests with three times as many examples
 # make bench     speed, side by side with hand-written JAX
 # make kills     kills the demo 20 times and workers 50 times: nothing may change
 # make soak      thousands of steps without waiting: nothing may hang
+# Hundreds of processes import the same files: they compile them once.
+unexport PYTHONDONTWRITEBYTECODE
+
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+PYTEST := $(BIN)/python -m pytest
 INTEROP := .venv-interop
+NEWEST := .venv-newest
+NEWEST_PYTHON ?= $(shell .ci/newest-python)
+NEWEST_INSTALLED := $(if $(NEWEST_PYTHON),$(NEWEST)/.installed)
+# Without compiling all that is installed: much of it is never imported.
+INSTALL := -m pip install --quiet --no-compile
 # One more than two cores: a third of the tests wait for processes more than they compute.
 WORKERS ?= 3
 
-.PHONY: install demo test test-interop quick thorough lint types bench kills soak clean
+.PHONY: install demo test test-interop test-newest quick thorough lint types bench kills soak clean
 
 install: $(VENV)/.installed
 
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit("mirrax needs Python 3.11 or newer: make PYTHON=python3.12 ..." if sys.version_info < (3, 11) else 0)'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	$(BIN)/python $(INSTALL) --editable '.[dev]'
 	touch $@
 
 demo: install
@@ -35,35 +44,50 @@ lint: install
 types: install
 	$(BIN)/pyright
 
-test: lint types
-	$(BIN)/python -m pytest -n $(WORKERS) --ignore tests/interop
-	$(MAKE) test-interop
+# First all environments, lint and types, side by side; then the tests, one part after the other.
+test:
+	$(MAKE) -j 2 --output-sync lint types $(INTEROP)/.installed $(NEWEST_INSTALLED)
+	$(PYTEST) -n $(WORKERS) --ignore tests/interop
+	$(MAKE) test-interop test-newest
 
 # An environment of its own: the libraries are large, and nothing else may need them.
-$(INTEROP)/.installed: pyproject.toml
+$(INTEROP)/.installed: pyproject.toml | install
 	test -x $(INTEROP)/bin/python || $(PYTHON) -m venv $(INTEROP)
-	$(INTEROP)/bin/python -m pip install --quiet --upgrade pip
-	$(INTEROP)/bin/python -m pip install --quiet --editable '.[interop]'
+	$(INTEROP)/bin/python $(INSTALL) --editable '.[interop]'
 	touch $@
 
 test-interop: $(INTEROP)/.installed
 	$(INTEROP)/bin/python -m pytest -n 2 tests/interop
 
+# The newest JAX wants a newer Python than mirrax does.
+$(NEWEST)/.installed: pyproject.toml | install
+	test -x $(NEWEST)/bin/python || $(NEWEST_PYTHON) -m venv $(NEWEST)
+	$(NEWEST)/bin/python $(INSTALL) --upgrade --editable '.[suite]'
+	touch $@
+
+ifeq ($(NEWEST_PYTHON),)
+test-newest:
+	@echo 'Not tested with the newest JAX: there is no Python 3.12 or newer on PATH or in pyenv.'
+else
+test-newest: $(NEWEST)/.installed
+	$(NEWEST)/bin/python -m pytest -n $(WORKERS) -m 'newest' --ignore tests/interop
+endif
+
 quick: install
-	$(BIN)/python -m pytest -n $(WORKERS) -m 'not slow' --ignore tests/interop
+	$(PYTEST) -n $(WORKERS) -m 'not slow' --ignore tests/interop
 
 thorough: install
-	MIRRAX_THOROUGH=1 $(BIN)/python -m pytest -n $(WORKERS) tests/property tests/cluster tests/train tests/workers
+	MIRRAX_THOROUGH=1 $(PYTEST) -n $(WORKERS) tests/property tests/cluster tests/train tests/workers
 
 bench: install
 	$(BIN)/python benchmarks/run.py
 
 kills: install
-	MIRRAX_KILLS=20 $(BIN)/python -m pytest tests/examples/test_demo.py -k killed --timeout 3000
+	MIRRAX_KILLS=20 $(PYTEST) tests/examples/test_demo.py -k killed --timeout 3000
 	$(BIN)/python tests/cluster/kills.py --kills 50
 
 soak: install
 	$(BIN)/python benchmarks/soak.py
 
 clean:
-	rm -rf $(VENV) $(INTEROP) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(INTEROP) $(NEWEST) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis

@@ -1,12 +1,23 @@
-"""What keeps the tests fast: which of them one process of pytest-xdist runs, and what first."""
+"""Which tests are slow, and how processes of pytest-xdist share them."""
 
 from __future__ import annotations
 
 import gc
+from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.quick import mark_if_slow
+
+# These start processes, train whole models, draw random examples or replay TensorFlow's answers.
+_SLOW = (
+    *("workers", "cluster", "command_line", "testing", "examples", "interop"),
+    *("property", "conformance"),
+)
+# What `make test-newest` runs: all workers, and the quick tests of what depends on JAX.
+_NEWEST = (
+    *("base", "behaviour", "collectives", "engines", "strategies", "train"),
+    "workers",
+)
 
 # One process has all of such a folder: its tests share worker processes, or wait more than
 # they compute, while other processes compute. What takes long comes first.
@@ -25,8 +36,22 @@ def _folder(nodeid: str) -> str:
     return nodeid.removeprefix("tests/").split("/")[0]
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """A folder of which nothing is run is not even imported."""
+    folder, part = collection_path.name, config.option.markexpr
+    if collection_path.parent != Path(__file__).parent or not collection_path.is_dir():
+        return None
+    is_left_out = {"not slow": folder in _SLOW, "newest": folder not in _NEWEST}
+    return is_left_out.get(part) or None
+
+
 def pytest_itemcollected(item: pytest.Item) -> None:
-    mark_if_slow(item)
+    folder = _folder(item.nodeid)
+    if folder in _SLOW:
+        item.add_marker("slow")
+    is_slow = item.get_closest_marker("slow") is not None
+    if folder == "workers" or (folder in _NEWEST and not is_slow):
+        item.add_marker("newest")
 
 
 @pytest.hookimpl(trylast=True)

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from helpers.waiting import SECONDS_TO_HANG
 
 import mirrax
 
@@ -56,6 +57,7 @@ def layer_of(path: Path) -> str:
     return path.relative_to(ROOT / "_src").parts[0]
 
 
+@pytest.mark.slow
 def test_importing_starts_no_backend_and_nothing_optional() -> None:
     code = """
 import sys, jax, mirrax
@@ -67,7 +69,7 @@ heavy = {"flax", "optax", "orbax", "tensorflow", "torch", "keras", "grain", "dat
 heavy |= {"rich", "click", "google_crc32c"}
 assert not heavy & set(sys.modules), heavy & set(sys.modules)
 """
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=SECONDS_TO_HANG)
 
 
 def modules_after(code: str) -> set[str]:
@@ -76,13 +78,14 @@ def modules_after(code: str) -> set[str]:
     done = subprocess.run(
         [sys.executable, "-c", code],
         check=True,
-        timeout=60,
+        timeout=SECONDS_TO_HANG,
         stdout=subprocess.PIPE,
         text=True,
     )
     return set(done.stdout.split())
 
 
+@pytest.mark.slow
 def test_importing_loads_only_what_acts_before_jax_starts() -> None:
     loaded = modules_after("import mirrax")
     assert loaded - {"mirrax._src", "mirrax._src.base", "mirrax._src.cluster"} == {
@@ -97,6 +100,7 @@ def test_importing_loads_only_what_acts_before_jax_starts() -> None:
     }
 
 
+@pytest.mark.slow
 def test_strategies_load_neither_training_nor_the_older_apis() -> None:
     loaded = modules_after("import mirrax as mx; mx.distribute.MirroredStrategy")
     layers = {name.split(".")[2] for name in loaded if name.startswith("mirrax._src.")}
@@ -105,6 +109,7 @@ def test_strategies_load_neither_training_nor_the_older_apis() -> None:
     assert "mirrax.distribute.cluster_resolver" not in loaded
 
 
+@pytest.mark.slow
 def test_a_part_is_loaded_when_it_is_used() -> None:
     for code in (
         "import mirrax as mx; mx.train.Checkpoint",

@@ -8,6 +8,7 @@ import sys
 import textwrap
 
 import pytest
+from helpers.waiting import SECONDS_TO_HANG
 
 from mirrax._src.base import hooks
 
@@ -19,7 +20,7 @@ def end_of(code: str) -> tuple[int, str]:
         [sys.executable, "-W", "ignore", "-c", prelude + textwrap.dedent(code)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=SECONDS_TO_HANG,
     )
     assert not done.stderr
     return done.returncode, done.stdout
@@ -58,6 +59,7 @@ def test_in_a_forked_child_only_the_hook_of_before_is_called(
     assert said == [(ValueError, error, None)]
 
 
+@pytest.mark.slow
 def test_the_end_of_a_program() -> None:
     code = """
     def say(*words):
@@ -77,6 +79,7 @@ def test_the_end_of_a_program() -> None:
     assert lines[2:] == ["exit, last registered", "exit, first registered"]
 
 
+@pytest.mark.slow
 def test_after_the_main_thread_nothing_can_be_registered() -> None:
     code = """
     def late():
@@ -95,6 +98,7 @@ def test_after_the_main_thread_nothing_can_be_registered() -> None:
     assert end_of(code) == (0, "refused\n")
 
 
+@pytest.mark.slow
 def test_a_forked_child_does_not_end_for_its_parent() -> None:
     code = """
     hooks.on_exit(lambda: print("the parent's end", flush=True))

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers.compilations import count_compilations
 from jax import lax
 
 from mirrax._src.base import jax_compat
@@ -176,3 +177,14 @@ def test_whether_jax_looks_for_nans_can_be_read_quickly() -> None:
     assert jax_compat.debug_nans.value is False
     with jax.debug_nans(True):
         assert jax_compat.debug_nans.value is True
+
+
+def test_a_program_that_the_persistent_cache_holds_counts_as_compiled() -> None:
+    """Tests that count compilations run with that cache (tests/helpers/programs.py)."""
+
+    def compile_once() -> int:
+        with count_compilations() as compiled:
+            jax.jit(lambda x: x * 3 + 4)(np.float32(1))
+        return compiled.count
+
+    assert compile_once() == compile_once() == 1

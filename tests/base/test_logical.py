@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from helpers.waiting import SECONDS_TO_HANG
 
 import mirrax as mx
 
@@ -23,7 +24,7 @@ def run(code: str, **env: str) -> subprocess.CompletedProcess[str]:
         env={**kept, "JAX_PLATFORMS": "cpu", **env},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=SECONDS_TO_HANG,
     )
 
 
@@ -33,7 +34,8 @@ def output(code: str, **env: str) -> str:
     return done.stdout.strip()
 
 
-@pytest.mark.parametrize("count", [2, pytest.param(16, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [2, 16])
 def test_asking_for_devices_makes_them_and_a_pool_of_twice_as_many(count) -> None:
     code = f"""
 import mirrax as mx
@@ -150,7 +152,7 @@ def test_steps_without_waiting_run_through(count) -> None:
         env=kept,
         capture_output=True,
         text=True,
-        timeout=90,
+        timeout=SECONDS_TO_HANG,
     )
     assert done.stdout.strip() == "done", (
         f"{count} devices hung or failed:\n{done.stderr}"

@@ -8,8 +8,6 @@ from helpers.recovery import assert_usable
 
 import mirrax as mx
 
-pytestmark = pytest.mark.timeout(20)
-
 
 @pytest.fixture(autouse=True, scope="module")
 def jax_has_started():

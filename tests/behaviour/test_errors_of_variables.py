@@ -20,8 +20,6 @@ from jax import lax
 
 import mirrax as mx
 
-pytestmark = pytest.mark.timeout(20)
-
 SUM = mx.VariableAggregation.SUM
 
 

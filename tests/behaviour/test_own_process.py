@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 from helpers.scripts import run_script
 
-pytestmark = pytest.mark.timeout(40)
 
-
+@pytest.mark.slow
 def test_a_collective_in_a_finally_block_does_not_hang_when_another_replica_raises():
     done = run_script(
         """

@@ -837,7 +837,6 @@ def test_eager_gradients_on_one_replica_compile_nothing():
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(90)
 @pytest.mark.parametrize("meet", ["average_loss", "all_reduce", "all_gather"])
 def test_memory_does_not_grow_over_eager_steps(meet):
     done = run_script(
@@ -877,8 +876,7 @@ def test_memory_does_not_grow_over_eager_steps(meet):
             if growth > 16:
                 break
         print(f"{{growth:.1f}} {{done}}")
-        """,
-        timeout=60,
+        """
     )
     assert done.returncode == 0, done.stderr
     growth, steps = done.stdout.split()

@@ -181,7 +181,6 @@ def test_variables_that_got_one_value_in_a_compiled_step_are_apart(two_cpus) -> 
     assert given.tolist() == [7, 7]
 
 
-@pytest.mark.timeout(60)
 def test_one_step_from_several_threads(two_cpus) -> None:
     with two_cpus.scope():
         v = mx.Variable(0.0)
@@ -198,7 +197,6 @@ def test_one_step_from_several_threads(two_cpus) -> None:
     assert float(v) == 151
 
 
-@pytest.mark.timeout(20)
 def test_a_finally_that_communicates_does_not_hang(two_cpus) -> None:
     def replica_fn():
         if context().replica_id_in_sync_group == 1:

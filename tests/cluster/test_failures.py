@@ -13,11 +13,12 @@ import time
 from textwrap import dedent
 
 import pytest
+from helpers.waiting import SECONDS_TO_HANG
 
 from . import workers as processes
 from .workers import Workers
 
-LIMIT = 20
+LIMIT = SECONDS_TO_HANG
 FAILED = (1, 43)
 
 SETUP = """
@@ -291,7 +292,6 @@ def test_the_server_killed_ends_all():
 # Stopped -------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("lost", [0, 1])
 def test_a_stopped_worker_is_lost_after_the_heartbeat(lost: int):
     with start("train(10_000, compiled)") as workers:
@@ -306,7 +306,6 @@ def test_a_stopped_worker_is_lost_after_the_heartbeat(lost: int):
         assert_named(workers, lost, "has not answered for 3 s", "last at step")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("which", ["all", "one"])
 def test_what_was_stopped_for_a_while_goes_on(which: str):
     with start("train(200, compiled)") as workers:
@@ -320,7 +319,6 @@ def test_what_was_stopped_for_a_while_goes_on(which: str):
         workers.expect_end(0, 0, within=LIMIT)
 
 
-@pytest.mark.slow
 def test_python_kept_busy_for_less_than_the_heartbeat_is_no_failure():
     script = """
     import ctypes
@@ -330,7 +328,7 @@ def test_python_kept_busy_for_less_than_the_heartbeat_is_no_failure():
         train(5, compiled)
     """
     with start(script) as workers:
-        workers.expect_end(0, 0, within=2 * LIMIT)
+        workers.expect_end(0, 0, within=LIMIT)
 
 
 # Somewhere else ------------------------------------------------------------------------------
@@ -395,7 +393,6 @@ ELSEWHERE = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("what", ELSEWHERE)
 def test_a_worker_that_does_something_else_is_found_within_the_timeout(what: str):
     script = f"if me == 1: {ELSEWHERE[what]}\ntrain(10_000, compiled)"
@@ -413,7 +410,6 @@ def test_a_worker_that_skips_a_step_is_found_when_it_ends():
         assert_named(workers, 1, "has ended its program, while worker 0 waits for it")
 
 
-@pytest.mark.slow
 def test_a_worker_that_is_busy_alone_for_long_accuses_nobody():
     script = """
     if me == 1:
@@ -460,7 +456,7 @@ def test_leaving_loops_over_data_is_no_failure_and_makes_no_noise():
     say("left")
     """
     with start(DATA + dedent(script), step_timeout=2) as workers:
-        workers.expect_end(0, 0, within=2 * LIMIT)
+        workers.expect_end(0, 0, within=LIMIT)
         for worker in workers:
             assert worker.own_output == "step 5\nleft\n"
 
@@ -532,7 +528,6 @@ def test_an_error_in_the_data_of_one_worker_reaches_the_others():
 # Users who know better -----------------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_a_user_may_catch_the_error_and_clean_up():
     script = """
     try:
@@ -582,7 +577,6 @@ def test_an_error_while_cleaning_up_shows_both():
         assert_named(workers, 1, "ValueError: while cleaning up")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("fn", ["step", "mx.function(step)"])
 def test_an_error_that_one_worker_catches_ends_in_a_named_wait(fn: str):
     script = f"""

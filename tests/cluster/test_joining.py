@@ -7,6 +7,7 @@ import socket
 import threading
 
 import pytest
+from helpers.waiting import SECONDS_TO_HANG
 
 from .workers import start
 
@@ -17,9 +18,9 @@ roster._LINE_SECONDS = 0.2
 strategy = join(join_timeout={timeout}, heartbeat=10)
 say("joined", int(strategy.reduce("SUM", 1, axis=None)))
 """
-JOIN = _JOIN.format(timeout=60)
+JOIN = _JOIN.format(timeout=SECONDS_TO_HANG)
 JOIN_SOON = _JOIN.format(timeout=3)
-LIMIT = 30
+LIMIT = SECONDS_TO_HANG
 
 
 def test_workers_that_never_start_are_named():

@@ -8,15 +8,11 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import pytest
-
 from tests.cluster.kills import STEP_SECONDS, run_with_kills
 
 KILLS = int(os.environ.get("MIRRAX_KILLS", "2"))
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_killed_workers_start_anew_and_end_with_the_same_weights(
     tmp_path: Path,
 ) -> None:

@@ -13,10 +13,11 @@ import time
 from collections.abc import Iterator
 
 import pytest
+from helpers.waiting import SECONDS_TO_HANG
 
 from .workers import Workers
 
-LIMIT = 30
+LIMIT = SECONDS_TO_HANG
 FAILED = (1, 43)
 TRAIN = """
 strategy = join(heartbeat=3, step_timeout=60, join_timeout=30)
@@ -96,7 +97,6 @@ def test_workers_on_two_machines_train(hosts: Hosts):
             assert worker.own_output == "step 5\n3\n"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("cut", [0, 1])
 def test_a_cut_cable_ends_both_sides(hosts: Hosts, cut: int):
     with hosts.start(TRAIN_ON) as workers:
@@ -109,7 +109,6 @@ def test_a_cut_cable_ends_both_sides(hosts: Hosts, cut: int):
             assert "has not answered for" in worker.output
 
 
-@pytest.mark.slow
 def test_a_machine_that_swallows_packets_is_lost_as_well(hosts: Hosts):
     # No interface is down, no connection refused: nothing comes back.
     with hosts.start(TRAIN_ON) as workers:
@@ -119,7 +118,6 @@ def test_a_machine_that_swallows_packets_is_lost_as_well(hosts: Hosts):
         assert all("has not answered for" in worker.output for worker in workers)
 
 
-@pytest.mark.slow
 def test_a_cable_that_is_out_for_a_moment_is_no_failure(hosts: Hosts):
     with hosts.start(TRAIN_A_WHILE) as workers:
         workers.wait_for("step 10")
@@ -129,7 +127,6 @@ def test_a_cable_that_is_out_for_a_moment_is_no_failure(hosts: Hosts):
         workers.expect_end(0, 0, within=LIMIT)
 
 
-@pytest.mark.slow
 def test_a_slow_link_is_no_failure(hosts: Hosts):
     limit = ["root", "tbf", "rate", "128kbit", "burst", "4kb", "latency", "500ms"]
     with hosts.start(TRAIN_A_WHILE) as workers:
@@ -141,7 +138,7 @@ def test_a_slow_link_is_no_failure(hosts: Hosts):
                 _run(*inside, *add, hosts.interfaces[k], *limit)
         except (subprocess.CalledProcessError, FileNotFoundError) as error:
             pytest.skip(f"links cannot be slowed down here: {error}")
-        workers.expect_end(0, 0, within=2 * LIMIT)
+        workers.expect_end(0, 0, within=LIMIT)
 
 
 def test_a_machine_that_cannot_be_reached_is_named(hosts: Hosts):

@@ -16,6 +16,7 @@ from typing import Any
 
 import jax
 import pytest
+from helpers.waiting import SECONDS_TO_HANG
 
 from mirrax._src.cluster.spec import training_cluster
 from mirrax.distribute.cluster_resolver import (
@@ -476,7 +477,6 @@ def test_accelerators_are_those_of_the_task(monkeypatch) -> None:
     assert resolver.num_accelerators()["TPU"] == 0
 
 
-@pytest.mark.slow
 def test_resolvers_start_no_backend() -> None:
     code = """
 import mirrax as mx
@@ -499,7 +499,7 @@ assert backend_started()
     subprocess.run(
         [sys.executable, "-c", "import mirrax.distribute.cluster_resolver\n" + code],
         check=True,
-        timeout=60,
+        timeout=SECONDS_TO_HANG,
         env={**clean, "JAX_PLATFORMS": "cpu"},
     )
 

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 from helpers.scripts import run_script
+from helpers.waiting import SECONDS_TO_HANG
 
 from mirrax._src.cluster import roster_server
 
-_LIMIT_SECONDS = 20.0
 NO_PROGRAM = [0, 0, ""]
 
 
@@ -24,7 +24,7 @@ class Member:
     """A connection that speaks as a worker does."""
 
     def __init__(self, port: int) -> None:
-        self.socket = socket.create_connection(("127.0.0.1", port), _LIMIT_SECONDS)
+        self.socket = socket.create_connection(("127.0.0.1", port), SECONDS_TO_HANG)
         self._lines = self.socket.makefile("rb")
         self.greeting = self._lines.readline()
 
@@ -110,7 +110,7 @@ class Server:
 
     def wait(self) -> str:
         """What it has printed as errors, once it has ended."""
-        code = self.process.wait(_LIMIT_SECONDS)
+        code = self.process.wait(SECONDS_TO_HANG)
         assert code == 0 and self.process.stderr is not None
         return self.process.stderr.read()
 
@@ -369,7 +369,6 @@ def test_the_reason_of_a_failing_worker_reaches_the_others_before_it_ends(serve)
     assert "KeyError: 'loss'" in first.hear("failure")["text"]
 
 
-@pytest.mark.slow
 def test_only_the_first_failure_is_told(serve):
     first, second, third = serve(3).start()
     second.send("failed", "the cause")
@@ -379,7 +378,6 @@ def test_only_the_first_failure_is_told(serve):
     assert later == ["status", "status"]
 
 
-@pytest.mark.slow
 def test_a_silent_member_is_lost_after_the_heartbeat(serve):
     server = serve(2, heartbeat=2.0)
     begin = time.monotonic()
@@ -389,7 +387,7 @@ def test_a_silent_member_is_lost_after_the_heartbeat(serve):
         first.send("status", {"step": 1})
         kind, content = first.read()  # one a second
     assert content["workers"] == [1]
-    assert 1.9 < time.monotonic() - begin < _LIMIT_SECONDS
+    assert time.monotonic() - begin > 1.9
     second.close()
 
 
@@ -481,7 +479,7 @@ class Server(roster_server.Roster):
 
 async def serve(size):
     names = [f"worker {k}" for k in range(size)]
-    server = Server(names, 30.0, "")
+    server = Server(names, 200.0, "")
     listening = await asyncio.start_server(server.serve, "127.0.0.1", 0)
     return names, listening, listening.sockets[0].getsockname()
 
@@ -498,15 +496,15 @@ def stopping_steps(seed):
 
     def work(k):
         facts = {"addresses": names}
-        roster = Roster(address, k, names, facts, heartbeat=30, step_timeout=30)
-        roster.join(10)
+        roster = Roster(address, k, names, facts, heartbeat=200, step_timeout=200)
+        roster.join(200)
         for i in range(1, 1000):
             if k == ended and i == end:
                 # The program of this worker ends here, and nobody takes steps with it any more.
                 roster.leave()
                 return step.abort()
             try:
-                step.wait(10)
+                step.wait(200)
             except threading.BrokenBarrierError:
                 if ended is None:
                     raise
@@ -521,7 +519,7 @@ def stopping_steps(seed):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(20)
+        thread.join(200)
     assert not any(thread.is_alive() for thread in threads), f"trial {seed} hangs"
     loop.call_soon_threadsafe(listening.close)
     return [steps for k, steps in enumerate(stopped) if k != ended]
@@ -535,7 +533,6 @@ print("all stopped")
 """
 
 
-@pytest.mark.slow
 def test_workers_of_any_speed_stop_at_the_same_step():
-    result = run_script(_TRIALS, timeout=90)
+    result = run_script(_TRIALS)
     assert result.stdout == "all stopped\n", result.stderr

@@ -299,7 +299,6 @@ def damaged(draw: st.DrawFn) -> tuple[dict[str, Any], Any]:
     return config, damaged
 
 
-@pytest.mark.slow
 @examples(500)
 @given(damaged())
 def test_one_wrong_value_is_a_right_cluster_or_is_named(pair: Any) -> None:

@@ -32,9 +32,10 @@ from pathlib import Path
 from typing import Any
 
 from mirrax._src.cluster.local_cluster import free_ports
+from tests.helpers.signals import received_signals
+from tests.helpers.waiting import SECONDS_TO_HANG
 
 _ROOT = Path(__file__).parents[2]
-_SECONDS_TO_GO = 5.0
 _CLONE_NEWNET, _CLONE_NEWUTS = 0x40000000, 0x04000000
 
 # What every script may use.
@@ -89,7 +90,7 @@ class Worker:
         )
         return self.code
 
-    def wait_for(self, text: str, within: float = 30) -> None:
+    def wait_for(self, text: str, within: float = SECONDS_TO_HANG) -> None:
         """Waits until it has printed `text`."""
 
         def has_it() -> bool:
@@ -153,7 +154,7 @@ class Workers:
     def __iter__(self) -> Iterator[Worker]:
         return iter(self._workers)
 
-    def wait_for(self, text: str, within: float = 30) -> None:
+    def wait_for(self, text: str, within: float = SECONDS_TO_HANG) -> None:
         """Waits until all have printed `text`."""
         for worker in self:
             worker.wait_for(text, within)
@@ -178,7 +179,7 @@ class Workers:
         assert all(f in a for f, a in zip(found, accepted)), (
             f"the exit codes are {found}, not {list(codes)}\n{self.show()}"
         )
-        assert _wait(lambda: not _nursery().descendants(), _SECONDS_TO_GO), (
+        assert _wait(lambda: not _nursery().descendants(), SECONDS_TO_HANG), (
             f"left behind: {_nursery().descendants()}\n{self.show()}"
         )
 
@@ -247,13 +248,14 @@ class _Nursery:
 
     def __init__(self) -> None:
         self.workers: dict[int, Worker] = {}
-        self._process = subprocess.Popen(
-            [sys.executable, "-X", "faulthandler", "-m", "tests.cluster.workers"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            cwd=_ROOT,
-            start_new_session=True,
-        )
+        with received_signals():
+            self._process = subprocess.Popen(
+                [sys.executable, "-X", "faulthandler", "-m", "tests.cluster.workers"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                cwd=_ROOT,
+                start_new_session=True,
+            )
         self._rest = b""
         self._started: list[int] = []
         atexit.register(self._close)
@@ -262,14 +264,14 @@ class _Nursery:
         """Its input ends, and with it all of its group."""
         assert self._process.stdin is not None
         self._process.stdin.close()
-        self._process.wait(10)
+        self._process.wait(SECONDS_TO_HANG)
 
     def start(self, job: dict[str, Any]) -> int:
         """The process id of a new worker."""
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(job).encode() + b"\n")
         self._process.stdin.flush()
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + SECONDS_TO_HANG
         while not self._started:
             assert time.monotonic() < deadline, "the process to fork from hangs"
             self.listen(1)
@@ -309,7 +311,7 @@ class _Nursery:
 
     def end_all(self) -> None:
         """Kills what still runs."""
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + SECONDS_TO_HANG
         while left := self.descendants():
             assert time.monotonic() < deadline, f"cannot be killed: {left}"
             for pid in left:

@@ -14,6 +14,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from helpers.signals import received_signals
+from helpers.waiting import SECONDS_TO_HANG
+
 import mirrax as mx
 from mirrax._src.command_line.run import RunOptions, launch
 
@@ -36,7 +39,7 @@ def report(kind, message, lost=None, at=None):
     with open(os.environ["MIRRAX_FAILURE"], "w") as file:
         json.dump(content, file)
 
-def wait_for(path, seconds=10):
+def wait_for(path, seconds=300):
     end = time.monotonic() + seconds
     while not os.path.exists(path):
         assert time.monotonic() < end, f"{path} never came"
@@ -110,7 +113,11 @@ class Process:
         script = write_script(folder, body)
         self.mark = uuid.uuid4().hex
         self._out, self._err = folder / "launcher.out", folder / "launcher.err"
-        with self._out.open("wb") as out, self._err.open("wb") as err:
+        with (
+            self._out.open("wb") as out,
+            self._err.open("wb") as err,
+            received_signals(),
+        ):
             self.process = subprocess.Popen(
                 [*before, sys.executable, "-c", _WITHOUT_JAX, str(ROOT / "mirrax")]
                 + ["run", *options, str(script)],
@@ -138,7 +145,7 @@ class Process:
     def send(self, number: int) -> None:
         self.process.send_signal(number)
 
-    def wait(self, timeout: float = 20) -> int:
+    def wait(self, timeout: float = SECONDS_TO_HANG) -> int:
         """The launcher's exit code; afterwards nothing may be left."""
         try:
             code = self.process.wait(timeout)
@@ -149,7 +156,7 @@ class Process:
         self.check_nothing_is_left()
         return code
 
-    def check_nothing_is_left(self, seconds: float = 3.0) -> None:
+    def check_nothing_is_left(self, seconds: float = SECONDS_TO_HANG) -> None:
         """No process that descends from the launcher is there, after a moment."""
         wait_until(
             lambda: not processes_with(self.mark),
@@ -181,7 +188,9 @@ def processes_with(mark: str) -> dict[int, str]:
 
 
 def wait_until(
-    is_so: Callable[[], bool], complaint: Callable[[], str], seconds: float = 15.0
+    is_so: Callable[[], bool],
+    complaint: Callable[[], str],
+    seconds: float = SECONDS_TO_HANG,
 ) -> None:
     """Waits until something is so; else fails with the complaint."""
     end = time.monotonic() + seconds

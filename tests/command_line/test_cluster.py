@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
-
 from .launching import ROOT, Launcher
-
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(90)]
 
 TRAINING = f"""
 sys.path.insert(0, {str(ROOT)!r})
 import jax.numpy as jnp
 import mirrax as mx
-strategy = mx.distribute.MultiWorkerMirroredStrategy(heartbeat=10, step_timeout=20)
+strategy = mx.distribute.MultiWorkerMirroredStrategy(heartbeat=60, step_timeout=100)
 with strategy.scope():
     v = mx.Variable(0.0, aggregation=mx.VariableAggregation.SUM)
 add = mx.function(lambda: v.assign_add(1.0 * jnp.float32(1.0), read_value=False))

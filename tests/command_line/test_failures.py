@@ -293,7 +293,6 @@ def test_the_children_of_a_killed_worker_are_ended(launcher: Launcher) -> None:
             assert not Path(f"/proc/{pid}").exists()
 
 
-@pytest.mark.slow
 def test_nothing_is_left_when_the_launcher_is_killed(tmp_path: Path) -> None:
     body = """
         if os.fork() == 0:  # a child that has left its family
@@ -312,7 +311,6 @@ def test_nothing_is_left_when_the_launcher_is_killed(tmp_path: Path) -> None:
         assert launched.wait() == -signal.SIGKILL  # which also looks for what is left
 
 
-@pytest.mark.slow
 def test_the_workers_end_when_their_keeper_is_killed(tmp_path: Path) -> None:
     body = "print(os.getppid(), flush=True); time.sleep(100)"
     with Process(tmp_path, body, "--workers", "2") as launched:

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import pytest
 from click.testing import CliRunner, Result
+from helpers.waiting import SECONDS_TO_HANG
 
 from mirrax._src.command_line import info, measuring
 from mirrax._src.command_line.commands import commands
@@ -114,14 +115,13 @@ def test_what_fails_is_shown_in_its_place(
     assert invoke().output.count("RuntimeError: no driver") == 2
 
 
-@pytest.mark.slow
 def test_between_workers() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "mirrax", "info", "--json", "--workers", "2"]
         + ["--devices", "1"],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=SECONDS_TO_HANG,
         cwd=ROOT,
     )
     assert done.returncode == 0, done.stderr
@@ -130,13 +130,12 @@ def test_between_workers() -> None:
     assert [row["bytes"] for row in measured["all_reduce"]] == list(measuring.SIZES)
 
 
-@pytest.mark.slow
 def test_one_device_is_not_measured() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "mirrax", "info"],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=SECONDS_TO_HANG,
         cwd=ROOT,
     )
     assert done.returncode == 0, done.stderr

@@ -92,7 +92,6 @@ def test_a_worker_may_close_its_output(launcher: Launcher) -> None:
     assert done.lines_of(1) == ["before"]
 
 
-@pytest.mark.slow
 def test_much_output_is_fast_and_takes_no_memory(tmp_path: Path) -> None:
     body = """
         line = b"x" * 199 + b"\\n"
@@ -101,7 +100,7 @@ def test_much_output_is_fast_and_takes_no_memory(tmp_path: Path) -> None:
         """
     before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
     with Process(tmp_path, body, "--workers", "2") as launched:
-        assert launched.wait(40) == 0
+        assert launched.wait() == 0
     lines = launched.out.splitlines()
     assert len(lines) == 500_000
     assert {line[:11] for line in lines} == {"worker 0 | ", "worker 1 | "}
@@ -193,5 +192,5 @@ def test_a_terminal_that_takes_no_lines_does_not_keep_the_launcher_alive(
         with pytest.raises(subprocess.TimeoutExpired):
             launched.process.wait(0.7)
         launched.send(15)
-        assert launched.wait(5) == -15
+        assert launched.wait() == -15
         os.close(read)

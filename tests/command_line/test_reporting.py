@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.waiting import SECONDS_TO_HANG
 
 from mirrax._src.cluster import reporting
 from mirrax.errors import UnavailableError
@@ -176,7 +177,6 @@ def test_without_the_variable_nothing_is_installed(
 # In real workers ----------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_a_worker_reports_and_its_launcher_shows_it(
     launcher: Launcher, tmp_path: Path
 ) -> None:
@@ -202,13 +202,12 @@ def test_a_worker_reports_and_its_launcher_shows_it(
         assert "Traceback (most recent call last):" in done.lines_of(worker)
 
 
-@pytest.mark.slow
 def test_a_system_exit_is_no_report(tmp_path: Path) -> None:
     path = tmp_path / "failure.json"
     done = subprocess.run(
         [sys.executable, "-c", "import mirrax, sys; sys.exit(3)"],
         env=os.environ | {"MIRRAX_FAILURE": str(path)},
-        timeout=60,
+        timeout=SECONDS_TO_HANG,
     )
     assert done.returncode == 3
     assert not path.exists()

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from helpers.waiting import SECONDS_TO_HANG
 
 from .launching import ROOT, Launcher
 
@@ -116,12 +117,11 @@ def command(*arguments: str, **options: object) -> subprocess.CompletedProcess[s
         [sys.executable, "-m", "mirrax", *arguments],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=SECONDS_TO_HANG,
         **{"cwd": ROOT, **options},  # pyright: ignore[reportArgumentType, reportCallIssue]
     )
 
 
-@pytest.mark.slow
 def test_a_module_runs_by_its_name(tmp_path: Path) -> None:
     (tmp_path / "package").mkdir()
     (tmp_path / "package" / "train.py").write_text(
@@ -138,11 +138,10 @@ def test_a_module_runs_by_its_name(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.slow
 def test_the_installed_command_and_its_help() -> None:
     tool = Path(sys.executable).with_name("mirrax")
     done = subprocess.run(
-        [tool, "run", "--help"], capture_output=True, text=True, timeout=60
+        [tool, "run", "--help"], capture_output=True, text=True, timeout=SECONDS_TO_HANG
     )
     assert done.returncode == 0, done.stderr
     for option in ("--workers", "--devices-per-worker", "--max-restarts", "--log-dir"):
@@ -169,14 +168,16 @@ def test_a_wrong_command_says_what_is_wrong(arguments: list[str], message: str) 
     assert message in done.output
 
 
-@pytest.mark.slow
 def test_without_click_it_says_what_to_install() -> None:
     code = (
         "import sys; sys.modules['click'] = None\n"
         "from mirrax._src.command_line.main import main; main()"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=SECONDS_TO_HANG,
     )
     assert done.returncode == 1
     assert "pip install 'mirrax[cli]'" in done.stderr

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+from helpers.waiting import SECONDS_TO_HANG
 
 from .launching import Process
 
@@ -102,7 +103,7 @@ def test_a_second_signal_kills(tmp_path: Path) -> None:
         launched.wait_for("got SIGTERM", times=2)
         time.sleep(0.4)
         launched.send(signal.SIGTERM)
-        assert launched.wait(5) == -signal.SIGTERM
+        assert launched.wait() == -signal.SIGTERM
 
 
 def test_workers_that_do_not_end_in_time_are_killed(tmp_path: Path) -> None:
@@ -111,7 +112,7 @@ def test_workers_that_do_not_end_in_time_are_killed(tmp_path: Path) -> None:
     with Process(tmp_path, body, "--workers", "2", *limit) as launched:
         launched.wait_for("ready", times=2)
         launched.send(signal.SIGINT)
-        assert launched.wait(5) == -signal.SIGINT
+        assert launched.wait() == -signal.SIGINT
     assert "still running and killed now: worker 0, 1" in launched.err
 
 
@@ -121,19 +122,19 @@ def test_a_stopped_worker_does_not_keep_the_launcher(tmp_path: Path) -> None:
     with Process(tmp_path, body, "--workers", "2", *limit) as launched:
         launched.wait_for("ready", times=2)
         launched.send(signal.SIGTERM)
-        assert launched.wait(5) == -signal.SIGTERM
+        assert launched.wait() == -signal.SIGTERM
 
 
 def test_a_signal_in_the_pause_before_a_restart(tmp_path: Path) -> None:
     with Process(
         tmp_path, "sys.exit(1)", "--workers", "1", "--max-restarts", "9"
     ) as launched:
-        deadline = time.monotonic() + 15
+        deadline = time.monotonic() + SECONDS_TO_HANG
         while "restart 2 of 9 in 1 s" not in launched.err:
             assert time.monotonic() < deadline, launched.err
             time.sleep(0.01)
         launched.send(signal.SIGTERM)
-        assert launched.wait(3) == -signal.SIGTERM
+        assert launched.wait() == -signal.SIGTERM
 
 
 def test_nohup_holds(tmp_path: Path) -> None:

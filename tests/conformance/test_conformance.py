@@ -35,38 +35,17 @@ ROWS = """
 # TensorFlow has no 1.3 (when JAX's backend starts) and no 2.5 (JAX's collectives).
 
 
-# Many, each with a program to compile or files to write; and two thirds of all others.
-SLOW = (
-    "assigning",
-    "checkpoints",
-    "compat_v1",
-    "copying",
-    "losses",
-    "metrics",
-    "moving_averages",
-    "optimizers",
-    "scattering",
-    "signatures",
-    "slice_assigning",
-    "structures",
-)
-
-
 def _id(scenario: Any, engine: str) -> str:
     return f"{scenario.file}-{scenario.name}-{engine}"
 
 
-def _parameters(position: int, scenario: Any, engine: str) -> Any:
-    is_slow = scenario.file in SLOW or position % 3 > 0
+def _parameters(scenario: Any, engine: str) -> Any:
     name = _id(scenario, engine)
-    marks = [pytest.mark.slow] if is_slow else []
-    marks += [pytest.mark.xfail(strict=True)] if name in MISSING else []
+    marks = [pytest.mark.xfail(strict=True)] if name in MISSING else []
     return pytest.param(scenario, engine, marks=marks, id=name)
 
 
-@pytest.mark.parametrize(
-    ("scenario", "engine"), [_parameters(i, *each) for i, each in enumerate(ASKED)]
-)
+@pytest.mark.parametrize(("scenario", "engine"), [_parameters(*each) for each in ASKED])
 def test_answers_like_tensorflow(scenario, engine):
     if "1.2" in scenario.rows and jax.default_backend() != "cpu":
         pytest.skip("these scenarios are about machines without accelerators")

@@ -10,6 +10,7 @@ import numpy as np
 import optax
 import pytest
 from cluster.workers import start
+from helpers.waiting import SECONDS_TO_HANG
 from workers.comparing import Pool, error_of, worker_of
 
 import mirrax as mx
@@ -127,7 +128,7 @@ def test_a_step_that_fails_on_all_workers(two_by_one: Pool) -> None:
 
 
 STEPS = """
-strategy = join(step_timeout=20)
+strategy = join(step_timeout=100)
 with strategy.scope():
     v = mx.Variable(0.0)
 dataset = mx.data.Dataset.from_tensor_slices(np.ones(400, "float32")).batch(4)
@@ -146,7 +147,7 @@ except mx.errors.UnavailableError as error:
 def test_workers_that_take_different_numbers_of_steps() -> None:
     script = STEPS.format(body="strategy.run_steps(fn, iterator, 2 + me); float(v)")
     with start(script, workers=2) as workers:
-        workers.expect_end(0, 0, within=40)
+        workers.expect_end(0, 0, within=SECONDS_TO_HANG)
         assert "stopped: Worker 0 " in workers[1].output
         assert "All workers have to take the same steps" in workers[1].output
 
@@ -159,7 +160,7 @@ def test_a_worker_that_ends_between_loops_is_named() -> None:
             os._exit(3)
     """
     with start(STEPS.format(body=body.strip()), workers=2) as workers:
-        workers.expect_end(0, 3, within=40)
+        workers.expect_end(0, 3, within=SECONDS_TO_HANG)
         assert "stopped: Worker 1 " in workers[0].output
 
 
@@ -296,7 +297,7 @@ except RuntimeError as error:
 def test_configure_joins_a_cluster(arguments: str, devices: int) -> None:
     script = CONFIGURED.format(arguments=arguments) + TOWERS
     with start(script, workers=2, devices=devices) as workers:
-        workers.expect_end(0, 0, within=40)
+        workers.expect_end(0, 0, within=SECONDS_TO_HANG)
         outputs = [worker.own_output for worker in workers]
     towers = 2 * devices
     for k, output in enumerate(outputs):
@@ -312,6 +313,6 @@ def test_configure_joins_a_cluster(arguments: str, devices: int) -> None:
 def test_configure_with_a_wrong_number_of_gpus() -> None:
     script = CONFIGURED.format(arguments="num_gpus=3")
     with start(script, workers=2) as workers:
-        workers.expect_end(1, 1, within=40)
+        workers.expect_end(1, 1, within=SECONDS_TO_HANG)
         for worker in workers:
             assert "`num_gpus` is 3, but this worker has 1 device(s)" in worker.output

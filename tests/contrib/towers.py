@@ -15,9 +15,8 @@ import mirrax as mx
 # Messages of mirrax: "`call_for_each_tower` is the older name of ..."
 older_names = pytest.mark.filterwarnings("ignore:`:DeprecationWarning")
 
-all_sizes = pytest.mark.parametrize(
-    "n", [1, 2, *(pytest.param(n, marks=pytest.mark.slow) for n in (3, 4))]
-)
+# The strategies beneath are tested with more.
+all_sizes = pytest.mark.parametrize("n", [1, 3])
 
 # With the fixture `run_eagerly`: loops of steps as one program, and as plain Python.
 eagerly = pytest.mark.parametrize("eagerly", [False, True], ids=["compiled", "eager"])

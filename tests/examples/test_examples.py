@@ -10,26 +10,26 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers.programs import WARNINGS_ARE_ERRORS
+from helpers.waiting import SECONDS_TO_HANG
 
 import mirrax as mx
 
-pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parent.parent.parent
-TIMEOUT_SECONDS = 55  # two of them in pytest's own limit, to say what was printed
 
 
 def start(name: str, **options: object) -> list[str]:
     """Runs an example in a process of its own; the lines that it prints."""
-    command = [sys.executable, "-W", "error", f"examples/{name}.py"]
+    command = [sys.executable, *WARNINGS_ARE_ERRORS, f"examples/{name}.py"]
     for option, value in options.items():
         command += [f"--{option}", str(value)]
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=TIMEOUT_SECONDS, cwd=ROOT
+            command, capture_output=True, text=True, timeout=SECONDS_TO_HANG, cwd=ROOT
         )
     except subprocess.TimeoutExpired as error:
         printed = (error.stdout or b"").decode() + (error.stderr or b"").decode()
-        pytest.fail(f"{command} did not end in {TIMEOUT_SECONDS} s:\n{printed}")
+        pytest.fail(f"{command} did not end in {SECONDS_TO_HANG} s:\n{printed}")
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 

@@ -13,16 +13,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers.waiting import SECONDS_TO_HANG
 
 import mirrax as mx
 from mirrax._src.cluster.local_cluster import free_ports
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(450)]
 ROOT = Path(__file__).parents[2]
 MAIN = ROOT / "examples" / "multi_worker" / "main.py"
 PAGE = (ROOT / "docs" / "multi_worker.md").read_text()
 BLOCKS = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
-TIMEOUT_SECONDS = 200  # two of them in pytest's own limit, to say what was printed
 EPOCHS = 6
 
 # Runs the example as it is, and keeps what this worker has then. With `KILLS` the first worker
@@ -60,11 +59,11 @@ def environment(**more: object) -> dict[str, str]:
 def finish(process: subprocess.Popen[str]) -> str:
     """What a process has printed when it has ended well."""
     try:
-        printed, _ = process.communicate(timeout=TIMEOUT_SECONDS)
+        printed, _ = process.communicate(timeout=SECONDS_TO_HANG)
     except subprocess.TimeoutExpired:
         process.kill()  # what a launcher has started ends with it
         printed, _ = process.communicate()
-        pytest.fail(f"{process.args} did not end in {TIMEOUT_SECONDS} s:\n{printed}")
+        pytest.fail(f"{process.args} did not end in {SECONDS_TO_HANG} s:\n{printed}")
     assert process.returncode == 0, printed
     return printed
 

@@ -18,11 +18,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from helpers.waiting import SECONDS_TO_HANG
 
 import mirrax as mx
 
 OLDER = Path(__file__).parents[2] / "examples" / "older"
-TIMEOUT_SECONDS = 100  # less than pytest's own limit, to say what was printed
 
 # Messages of mirrax: "`experimental_run` is the older name of ..."
 pytestmark = pytest.mark.filterwarnings("ignore:`:DeprecationWarning")
@@ -119,7 +119,6 @@ PROGRAMS = {
         },
     ),
 }
-QUICK = {"contrib_own_adam"}
 
 
 def make_strategy(name: str, replicas: int) -> Any:
@@ -148,13 +147,13 @@ def start(*command: str) -> tuple[str, str]:
             [sys.executable, *command],
             capture_output=True,
             text=True,
-            timeout=TIMEOUT_SECONDS,
+            timeout=SECONDS_TO_HANG,
             cwd=OLDER,
             env=environment,
         )
     except subprocess.TimeoutExpired as error:
         printed = (error.stdout or b"").decode() + (error.stderr or b"").decode()
-        pytest.fail(f"{command} did not end in {TIMEOUT_SECONDS} s:\n{printed}")
+        pytest.fail(f"{command} did not end in {SECONDS_TO_HANG} s:\n{printed}")
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout, done.stderr
 
@@ -163,10 +162,7 @@ def numbers(texts: Sequence[str]) -> list[float]:
     return [float(text) for text in texts]
 
 
-@pytest.mark.parametrize(
-    "name",
-    [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in PROGRAMS],
-)
+@pytest.mark.parametrize("name", PROGRAMS)
 def test_losses_do_not_depend_on_the_number_of_replicas(
     name: str, tmp_path: Path
 ) -> None:
@@ -177,7 +173,6 @@ def test_losses_do_not_depend_on_the_number_of_replicas(
     np.testing.assert_allclose(same_quality, quality, rtol=1e-2)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_the_program_learns_when_a_user_starts_it(name: str) -> None:
     printed, warned = start(f"{name}.py")
@@ -189,7 +184,6 @@ def test_the_program_learns_when_a_user_starts_it(name: str) -> None:
         assert len(re.findall(told, warned, re.MULTILINE)) == 1, warned
 
 
-@pytest.mark.slow
 def test_the_evaluation_counts_what_numpy_counts() -> None:
     printed, _ = start("r2_0_numpy_evaluation.py")
     *_, counted, evaluated = printed.splitlines()
@@ -197,7 +191,6 @@ def test_the_evaluation_counts_what_numpy_counts() -> None:
     assert rows == "113" and evaluated == f"{int(right) / 113:.2%} on 2 replicas."
 
 
-@pytest.mark.slow
 def test_two_workers_learn_what_one_learns() -> None:
     alone, _ = start("r2_0_multi_worker.py")
     run = ("-m", "mirrax", "run", "--workers", "2", "--devices-per-worker", "1")

@@ -23,6 +23,8 @@ from typing import Any
 
 import mirrax as mx
 
+from .waiting import SECONDS_TO_HANG
+
 _ROOT = Path(mx.__file__).parent.parent
 
 _SERVER = """
@@ -71,7 +73,7 @@ class Child:
         self.send(signal.SIGKILL)
         return self.wait()
 
-    def wait_for(self, text: str, timeout: float = 30) -> None:
+    def wait_for(self, text: str, timeout: float = SECONDS_TO_HANG) -> None:
         """Waits until it has printed `text`."""
         deadline = time.monotonic() + timeout
         while text not in self.output:
@@ -80,7 +82,7 @@ class Child:
                 raise AssertionError(f"never printed {text!r}:\n{self.output[-3000:]}")
             time.sleep(0.005)
 
-    def wait(self, timeout: float = 30) -> int:
+    def wait(self, timeout: float = SECONDS_TO_HANG) -> int:
         """Its exit code; one that hangs is an error."""
         code = self._zygote._read(timeout)
         if code is None:
@@ -114,7 +116,7 @@ class Zygote:
             text=True,
             cwd=_ROOT,
         )
-        ready = self._read(60)
+        ready = self._read(SECONDS_TO_HANG)
         assert ready == "ready", f"the first process said {ready!r}"
 
     def _read(self, timeout: float) -> str | None:
@@ -135,7 +137,7 @@ class Zygote:
         assert self._process.stdin is not None
         self._process.stdin.write(repr((self._count, str(log), code)) + "\n")
         self._process.stdin.flush()
-        pid = self._read(30)
+        pid = self._read(SECONDS_TO_HANG)
         assert pid, "no process was started"
         self._running = Child(self, int(pid), log)
         return self._running
@@ -149,7 +151,7 @@ class Zygote:
             self._running.kill()
         self._process.stdin.close()
         try:
-            self._process.wait(10)
+            self._process.wait(SECONDS_TO_HANG)
         finally:
             self._process.kill()
             self._process.stdout.close()

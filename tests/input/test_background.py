@@ -15,14 +15,15 @@ from multiprocessing.shared_memory import SharedMemory
 import numpy as np
 import pytest
 from helpers.engines import mirrored
+from helpers.programs import WARNINGS_ARE_ERRORS
 from helpers.scripts import run_script
+from helpers.waiting import SECONDS_TO_HANG
 
 import mirrax as mx
 from mirrax._src.input.blocks import Block
 from mirrax._src.input.transforms import processes
 
 Dataset = mx.data.Dataset
-pytestmark = pytest.mark.timeout(30)
 
 
 def threads():
@@ -240,7 +241,7 @@ def test_a_parallel_map_keeps_the_order_or_does_not_wait_for_it():
 
     def first_is_slow(x):
         if x == 0:
-            gate.wait(10)
+            gate.wait(SECONDS_TO_HANG)
         return int(x)
 
     dataset = Dataset.range(6)
@@ -251,16 +252,18 @@ def test_a_parallel_map_keeps_the_order_or_does_not_wait_for_it():
     assert list(dataset.map(first_is_slow, num_parallel_calls=2)) == list(range(6))
 
 
-def test_reading_ahead_does_overlap():
-    def slow():
-        for i in range(5):
-            time.sleep(0.1)
+def test_reading_ahead_goes_on_while_an_element_is_used():
+    started = [threading.Event() for _ in range(5)]
+
+    def source():
+        for i, each in enumerate(started):
+            each.set()
             yield i
 
-    start = time.monotonic()
-    for _ in Dataset.from_generator(slow).prefetch(2):
-        time.sleep(0.1)
-    assert time.monotonic() - start < 0.9, "1 s one after the other"
+    iterator = iter(Dataset.from_generator(source).prefetch(2))
+    assert next(iterator) == 0
+    assert started[2].wait(SECONDS_TO_HANG)
+    assert [int(x) for x in iterator] == [1, 2, 3, 4]
 
 
 # Errors -------------------------------------------------------------------------------------
@@ -322,29 +325,30 @@ def test_other_exceptions_pass_too(kind):
 
 
 def test_an_error_does_not_wait_for_slow_calls_beside_it():
-    gate = threading.Event()
+    gate, returned = threading.Event(), []
 
     def fails_or_waits(x):
         if x == 0:
             raise UsersError("broken")
-        gate.wait(20)
+        gate.wait(SECONDS_TO_HANG)
+        returned.append(x)
         return x
 
-    start = time.monotonic()
     iterator = iter(Dataset.range(8).map(fails_or_waits, num_parallel_calls=3))
     with pytest.raises(UsersError):
         next(iterator)
-    assert time.monotonic() - start < 5
+    assert not returned
     gate.set()
     iterator.close()
 
 
 def test_an_error_is_raised_before_the_source_sleeps_on():
-    gate = threading.Event()
+    gate, woken = threading.Event(), []
 
     def generator():
         yield from range(3)
-        gate.wait(20)
+        gate.wait(SECONDS_TO_HANG)
+        woken.append(3)
         yield 3
 
     def fails_at_2(x):
@@ -352,12 +356,11 @@ def test_an_error_is_raised_before_the_source_sleeps_on():
             raise UsersError("broken")
         return int(x)
 
-    start = time.monotonic()
     iterator = iter(Dataset.from_generator(generator).map(fails_at_2).prefetch(1))
     assert [next(iterator), next(iterator)] == [0, 1]
     with pytest.raises(UsersError) as caught:
         next(iterator)
-    assert time.monotonic() - start < 5
+    assert not woken
     assert any("`map`" in note for note in caught.value.__notes__)
     gate.set()
 
@@ -408,7 +411,7 @@ START = """
         time.sleep(600)
 
     def goodbye():
-        print("end", time.time(), flush=True)
+        print("end", flush=True)
 """
 SLEEPERS = {
     "prefetch": """
@@ -440,24 +443,13 @@ SLEEPERS = {
 }
 
 
-FAST = ("distributed",)
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=() if name in FAST else pytest.mark.slow)
-        for name in SLEEPERS
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SLEEPERS)
 def test_a_process_whose_source_sleeps_for_ever_ends(name):
-    done = run_script(START + SLEEPERS[name] + "\n    goodbye()", timeout=25)
-    ended = time.time()
+    done = run_script(START + SLEEPERS[name] + "\n    goodbye()")
     assert (done.returncode == 0) == (name != "error"), done.stderr
     assert ("KeyError" in done.stderr) == (name == "error")
-    said = next(line for line in done.stdout.splitlines() if line.startswith("end"))
-    # Starting and stopping a process takes a while on a busy machine.
-    assert ended - float(said.split()[1]) < 5
+    assert "end" in done.stdout.splitlines()
 
 
 PROCESSES = """
@@ -517,7 +509,6 @@ def main():
         (broken, LookupError, "no 70"),
         (dies, RuntimeError, "exit code 3"),
     ):
-        start = time.monotonic()
         try:
             list(processes(fn))
         except kind as error:
@@ -525,7 +516,6 @@ def main():
             assert fn is dies or "in broken" in "".join(error.__notes__)
         else:
             raise SystemExit(f"{fn} has not failed")
-        assert time.monotonic() - start < 20
 
     dataset = processes(whose)
     found = {int(x) for x in dataset}
@@ -572,15 +562,14 @@ def test_a_process_is_ended_once_by_whoever_comes_first(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
 def test_a_map_in_processes(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(PROCESSES)
     done = subprocess.run(
-        [sys.executable, "-W", "error", script],
+        [sys.executable, *WARNINGS_ARE_ERRORS, script],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=SECONDS_TO_HANG,
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout == "done\n"
@@ -608,7 +597,7 @@ def test_two_threads_may_take_from_two_iterators_of_one_dataset():
     for worker in workers:
         worker.start()
     for worker in workers:
-        worker.join(20)
+        worker.join(SECONDS_TO_HANG)
     assert found == wanted
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from helpers.engines import mirrored
+from helpers.waiting import SECONDS_TO_HANG
 
 import mirrax as mx
 from interop import libraries
@@ -28,7 +29,7 @@ def run_python(*arguments: str, given: str = "") -> str:
         input=given,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=SECONDS_TO_HANG,
         env={**os.environ, "PYTHONPATH": path},
     )
     assert done.returncode == 0, done.stderr

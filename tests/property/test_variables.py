@@ -162,7 +162,6 @@ def test_one_compiled_step_assigns_many_variables(n, kinds, methods, numbers):
             assert_close(v.read_value(), m.read())
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("is_compiled", [False, True])
 @examples(15)
 @given(

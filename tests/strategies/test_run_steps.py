@@ -28,9 +28,7 @@ from mirrax._src.engines.program import Program
 ON_READ = mx.VariableSynchronization.ON_READ
 SUM = mx.VariableAggregation.SUM
 
-all_sizes = pytest.mark.parametrize(
-    "n", [1, 2, *(pytest.param(n, marks=pytest.mark.slow) for n in (3, 4))]
-)
+all_sizes = pytest.mark.parametrize("n", [1, 2, 3])
 Dataset = mx.data.Dataset
 
 

@@ -10,8 +10,6 @@ import pytest
 import mirrax as mx
 from mirrax.testing import WorkerError, WorkerPool
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(90)]
-
 
 def add_up(failing: int | None = None) -> float:
     strategy = mx.distribute.MultiWorkerMirroredStrategy()

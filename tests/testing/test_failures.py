@@ -90,7 +90,6 @@ def test_all_workers_that_fail_at_once_are_named(
     assert isinstance(caught.value.__cause__, AssertionError)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("end", "words"),
     [
@@ -106,7 +105,6 @@ def test_a_process_that_ends(end: Callable[[], None], words: str) -> None:
     assert words in str(caught.value)
 
 
-@pytest.mark.slow
 def test_a_crash_shows_where_python_was() -> None:
     def crash() -> None:
         os.abort()
@@ -117,7 +115,6 @@ def test_a_crash_shows_where_python_was() -> None:
     assert "in crash" in str(caught.value)
 
 
-@pytest.mark.slow
 def test_an_exception_that_cannot_travel_is_text(worker_pool: Pools) -> None:
     def fail() -> None:
         raise BadError(1, 2)
@@ -159,10 +156,8 @@ def test_a_worker_that_hangs_is_shown_where(worker_pool: Pools) -> None:
         if own_number() == 1:
             wait_for_ever()
 
-    started = time.monotonic()
     with pytest.raises(WorkerError) as caught:
         worker_pool().run(hang, timeout=2)
-    assert time.monotonic() - started < 30
     text = str(caught.value)
     assert text.startswith("Worker 1 of 2 did not return within 2 s; worker 0 did.")
     assert "in wait_for_ever" in text and "in hang" in text
@@ -170,7 +165,6 @@ def test_a_worker_that_hangs_is_shown_where(worker_pool: Pools) -> None:
     assert caught.value.worker == 1 and "wait_for_ever" in caught.value.traceback
 
 
-@pytest.mark.slow
 def test_a_stopped_worker_is_named(worker_pool: Pools) -> None:
     def stop() -> None:
         if own_number() == 0:
@@ -181,7 +175,6 @@ def test_a_stopped_worker_is_named(worker_pool: Pools) -> None:
     assert "Worker 0 is here:\n  stopped, by SIGSTOP" in str(caught.value)
 
 
-@pytest.mark.slow
 def test_a_worker_that_died_between_calls_is_replaced() -> None:
     with WorkerPool(1, None) as pool:
         (pid,) = pool.run(os.getpid)
@@ -198,7 +191,6 @@ def test_a_worker_that_cannot_start_says_why(monkeypatch: pytest.MonkeyPatch) ->
     assert "ModuleNotFoundError" in str(caught.value)
 
 
-@pytest.mark.slow
 def test_processes_that_workers_started_are_ended(tmp_path: Path) -> None:
     def start() -> int:
         import subprocess
@@ -209,7 +201,6 @@ def test_processes_that_workers_started_are_ended(tmp_path: Path) -> None:
     assert not Path(f"/proc/{pid}").exists()
 
 
-@pytest.mark.slow
 def test_an_interrupt_ends_the_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     with WorkerPool(1, None) as pool:
         (pid,) = pool.run(os.getpid)

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers.waiting import SECONDS_TO_HANG
 
 import mirrax.testing
 from mirrax.testing import WorkerPool
@@ -110,7 +111,6 @@ def test_a_worker_has_no_descriptor_to_leak(worker_pool: Pools) -> None:
     assert worker_pool().run(lambda: "MIRRAX_POOL" in os.environ) == [False, False]
 
 
-@pytest.mark.slow
 def test_functions_of_main(tmp_path: Path) -> None:
     import subprocess
 
@@ -125,7 +125,7 @@ def test_functions_of_main(tmp_path: Path) -> None:
         [sys.executable, "-W", "error", script],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=SECONDS_TO_HANG,
     )
     assert (done.stdout, done.stderr) == ("[2, 2]\n", "")
 
@@ -148,7 +148,6 @@ def test_sizes_that_make_no_sense(sizes: dict[str, Any]) -> None:
         WorkerPool(**sizes)
 
 
-@pytest.mark.slow
 def test_few_pools_are_kept(
     worker_pool: Pools, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -162,7 +161,6 @@ def test_few_pools_are_kept(
     assert again is not before and other.is_closed
 
 
-@pytest.mark.slow
 def test_the_fixture_works_under_xdist(tmp_path: Path) -> None:
     import subprocess
 
@@ -177,7 +175,7 @@ def test_the_fixture_works_under_xdist(tmp_path: Path) -> None:
         [sys.executable, "-m", "pytest", "-n", "2", "-q", "-W", "error", tmp_path],
         capture_output=True,
         text=True,
-        timeout=90,
+        timeout=SECONDS_TO_HANG,
         cwd=tmp_path,
     )
     assert "4 passed" in done.stdout, done.stdout + done.stderr

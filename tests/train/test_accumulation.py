@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from helpers.engines import both_engines, compile_if, parts, per_replica
+from helpers.engines import all_styles, both_engines, compile_if, parts, per_replica
 from helpers.hlo import compiled_text, count
 from hypothesis import given
 from hypothesis import strategies as st
@@ -27,8 +27,6 @@ from .training import (
     initial_values,
     make_variables,
     pairs,
-    slow_if_eager,
-    slow_unless_compiled,
     step_of,
     sum_of,
 )
@@ -106,7 +104,6 @@ def test_any_number_of_calls(n, k, calls, engine):
     np.testing.assert_allclose(kept, np.sum(left, axis=0), atol=1e-6)
 
 
-@pytest.mark.slow
 @both_engines
 def test_clipping_sees_the_mean_of_the_whole_batch(engine):
     strategy = STRATEGIES[2]
@@ -137,7 +134,7 @@ def test_until_the_update_every_replica_keeps_its_own_sum(engine):
     assert float(variables["v"]) == -6.0
 
 
-@slow_if_eager
+@both_engines
 def test_uneven_batches_are_accumulated_too(engine):
     strategy = STRATEGIES[2]
     variables = make_variables(strategy, {"v": np.array([1.0, 2.0], "float32")})
@@ -156,7 +153,7 @@ def test_uneven_batches_are_accumulated_too(engine):
     assert int(optimizer.iterations) == 1
 
 
-@slow_unless_compiled
+@all_styles
 def test_outside_of_replicas(engine):
     strategy = STRATEGIES[2]
     variables, plain = make_variables(strategy), Plain(momentum())
@@ -178,7 +175,7 @@ def test_outside_of_replicas(engine):
     assert_inner(optimizer, variables, plain)
 
 
-@slow_if_eager
+@both_engines
 def test_plain_gradients_outside_of_replicas(engine):
     variables = make_variables(STRATEGIES[2], {"v": np.zeros((), "float32")})
     optimizer = mx.train.Optimizer(optax.sgd(1.0), gradient_accumulation_steps=2)
@@ -189,7 +186,7 @@ def test_plain_gradients_outside_of_replicas(engine):
     assert int(optimizer.iterations) == 1
 
 
-@slow_if_eager
+@both_engines
 def test_of_a_variable_that_is_left_out_nothing_changes(engine):
     strategy = STRATEGIES[2]
     variables = make_variables(strategy)
@@ -206,7 +203,6 @@ def test_of_a_variable_that_is_left_out_nothing_changes(engine):
     assert int(optimizer.iterations) == 1
 
 
-@pytest.mark.slow
 def test_eager_and_compiled_calls_take_turns():
     strategy = STRATEGIES[2]
     variables, plain = make_variables(strategy), Plain(momentum())

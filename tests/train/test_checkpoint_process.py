@@ -93,7 +93,6 @@ def test_a_save_in_the_last_line(zygote, tmp_path):
     assert is_whole(tmp_path) and out == ""
 
 
-@pytest.mark.slow
 def test_several_saves_in_the_last_lines(zygote, tmp_path):
     out = run(
         zygote,
@@ -106,7 +105,6 @@ def test_several_saves_in_the_last_lines(zygote, tmp_path):
     assert is_whole(tmp_path, ("c-1", "c-2", "c-3")) and out == ""
 
 
-@pytest.mark.slow
 def test_a_program_that_ends_with_an_exception(zygote, tmp_path):
     out = run(
         zygote,
@@ -120,7 +118,6 @@ def test_a_program_that_ends_with_an_exception(zygote, tmp_path):
     assert is_whole(tmp_path) and "KeyError: 'boom'" in out
 
 
-@pytest.mark.slow
 def test_a_program_that_ends_with_sys_exit(zygote, tmp_path):
     code = """
         checkpoint.save(path)
@@ -130,7 +127,6 @@ def test_a_program_that_ends_with_sys_exit(zygote, tmp_path):
     assert is_whole(tmp_path)
 
 
-@pytest.mark.slow
 def test_a_notebook_with_a_running_loop(zygote, tmp_path):
     out = run(
         zygote,
@@ -148,7 +144,6 @@ def test_a_notebook_with_a_running_loop(zygote, tmp_path):
     assert is_whole(tmp_path, ("c-1", "c-2")) and out == ""
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("daemon", [False, True])
 def test_a_save_in_another_thread(daemon, zygote, tmp_path):
     out = run(
@@ -167,7 +162,6 @@ def test_a_save_in_another_thread(daemon, zygote, tmp_path):
     assert is_whole(tmp_path) and out == ""
 
 
-@pytest.mark.slow
 def test_a_thread_that_saves_when_the_main_thread_has_ended(zygote, tmp_path):
     """Python starts no more threads then: the save is done, or says clearly that it is not."""
     out = run(
@@ -187,7 +181,6 @@ def test_a_thread_that_saves_when_the_main_thread_has_ended(zygote, tmp_path):
         assert os.listdir(tmp_path) == []
 
 
-@pytest.mark.slow
 def test_a_save_that_is_registered_for_the_end(zygote, tmp_path):
     out = run(
         zygote, tmp_path, "        atexit.register(lambda: checkpoint.save(path))"
@@ -218,7 +211,6 @@ def test_a_last_save_that_fails_is_told(zygote, tmp_path):
     assert os.listdir(tmp_path) == []
 
 
-@pytest.mark.slow
 def test_an_interrupt_at_the_keyboard(zygote, tmp_path):
     child = zygote.start(
         f"""
@@ -249,8 +241,6 @@ def consistent(path):
     return step
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize(
     "way, kills",
     [
@@ -281,7 +271,6 @@ def test_killed_at_any_moment(way, kills, zygote, tmp_path):
                 assert consistent(directory / name) >= 1
 
 
-@pytest.mark.slow
 def test_a_killed_manager_is_followed_by_one_that_cleans_up(zygote, tmp_path):
     rng = random.Random(1)
     code = f"""
@@ -309,7 +298,6 @@ for _ in range(1000):
         assert len(hidden) <= 2, hidden
 
 
-@pytest.mark.slow
 def test_another_process_that_looks_on_always_finds_a_checkpoint(zygote, tmp_path):
     """An evaluation beside a training that keeps one checkpoint."""
     child = zygote.start(f"loop(by_manager({str(tmp_path)!r}, 1))")

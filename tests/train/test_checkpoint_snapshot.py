@@ -16,6 +16,7 @@ import optax
 import pytest
 from helpers.engines import both_engines, compile_if, mirrored, parts
 from helpers.scripts import run_script
+from helpers.waiting import SECONDS_TO_HANG
 
 import mirrax as mx
 from mirrax._src.train import array_files, storage
@@ -34,7 +35,7 @@ def slow_writer(monkeypatch):
     write = storage._write_files
 
     def wait_and_write(*args):
-        assert go.wait(60)
+        assert go.wait(SECONDS_TO_HANG)
         write(*args)
 
     monkeypatch.setattr(storage, "_write_files", wait_and_write)
@@ -250,7 +251,7 @@ def test_what_needs_the_data_waits_for_it(what, tmp_path, monkeypatch):
         waiting.start()
         waiting.join(0.1)
         assert waiting.is_alive()
-    waiting.join(30)
+    waiting.join(SECONDS_TO_HANG)
     assert not waiting.is_alive()
     assert path is not None and os.path.exists(path)
 
@@ -271,7 +272,7 @@ def test_saving_from_many_threads(tmp_path):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(SECONDS_TO_HANG)
     for k in range(6):
         assert mx.train.load_checkpoint(tmp_path / f"c{k}")["v"] == k
 
@@ -454,9 +455,9 @@ LIMITED = """
 """
 
 
-def run_limited(directory, size=1_000_000, before="", after="", timeout=60):
+def run_limited(directory, size=1_000_000, before="", after=""):
     body = LIMITED.format(directory=directory, size=size, before=before, after=after)
-    done = run_script(body, timeout)
+    done = run_script(body)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
 
@@ -516,8 +517,7 @@ def test_a_directory_of_another_user(tmp_path):
         v.assign_add(1.0)
         checkpoint.sync()
         print(checkpoint.save_counter.numpy(), v.numpy())
-        """,
-        60,
+        """
     )
     assert done.returncode == 0, done.stderr[-3000:]
     assert f"{place}/c-1 cannot be written: Permission denied" in done.stdout

@@ -70,8 +70,8 @@ def uninterrupted(n, engine, last, **kwargs):
         (2, False, "eager"),
         (2, True, "compiled"),
         (2, False, "compiled"),
-        pytest.param(2, True, "eager", marks=pytest.mark.slow),
-        pytest.param(1, False, "compiled", marks=pytest.mark.slow),
+        (2, True, "eager"),
+        (1, False, "compiled"),
     ],
 )
 def test_an_optimizer_goes_on_to_the_last_bit(n, built, engine, tmp_path):
@@ -193,8 +193,8 @@ def test_a_learning_rate_that_was_changed_by_hand(tmp_path):
     [
         (True, "eager"),
         (False, "compiled"),
-        pytest.param(True, "compiled", marks=pytest.mark.slow),
-        pytest.param(False, "eager", marks=pytest.mark.slow),
+        (True, "compiled"),
+        (False, "eager"),
     ],
 )
 def test_half_way_to_an_update_to_the_last_bit(built, engine, tmp_path):

@@ -59,10 +59,10 @@ def step_with(optimizer):
     [
         ("compiled", 1),
         ("donating", 2),
-        pytest.param("eager", 1, marks=pytest.mark.slow),
-        pytest.param("eager", 2, marks=pytest.mark.slow),
-        pytest.param("compiled", 2, marks=pytest.mark.slow),
-        pytest.param("donating", 1, marks=pytest.mark.slow),
+        ("eager", 1),
+        ("eager", 2),
+        ("compiled", 2),
+        ("donating", 1),
     ],
 )
 def test_the_same_as_with_variables(engine, k):

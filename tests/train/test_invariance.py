@@ -118,7 +118,7 @@ def test_two_replicas_with_uneven_batches(engine):
 @pytest.mark.slow
 @pytest.mark.parametrize("name, n", [("sgd", 1), ("adam", 4), ("momentum", 8)])
 def test_any_number_of_replicas(name, n):
-    assert_as_on_one_device(name, n, (BATCH,), 50)
+    assert_as_on_one_device(name, n, (BATCH,), 20)
 
 
 @pytest.mark.slow
@@ -126,7 +126,7 @@ def test_any_number_of_replicas(name, n):
     "name, n", [("adam", 1), ("adam", 2), ("sgd", 4), ("momentum", 8)]
 )
 def test_a_partial_batch_at_the_end_of_every_epoch(name, n):
-    assert_as_on_one_device(name, n, (BATCH, BATCH, BATCH, BATCH, LAST), 50)
+    assert_as_on_one_device(name, n, (BATCH, BATCH, BATCH, BATCH, LAST), 20)
 
 
 @pytest.mark.slow
@@ -146,7 +146,7 @@ def test_the_same_run_twice_is_the_same_to_the_last_bit(engine):
 
 @pytest.mark.slow
 def test_a_long_run_twice_is_the_same_to_the_last_bit():
-    runs = [train("adam", 4, (BATCH, LAST), 50) for _ in range(2)]
+    runs = [train("adam", 4, (BATCH, LAST), 20) for _ in range(2)]
     assert runs[0][0] == runs[1][0]
     for key, value in runs[0][1].items():
         assert value.tobytes() == runs[1][1][key].tobytes()

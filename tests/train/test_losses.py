@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers.engines import both_engines, parts, per_replica, run
+from helpers.engines import all_styles, both_engines, parts, per_replica, run
 from helpers.hlo import compiled_text, count
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,7 +14,7 @@ from property.examples import examples
 
 import mirrax as mx
 
-from .training import STRATEGIES, slow_if_eager, slow_unless_compiled
+from .training import STRATEGIES
 
 pytestmark = pytest.mark.slow
 
@@ -49,7 +49,7 @@ def test_shares_add_up_to_the_mean(engine, losses):
         np.testing.assert_allclose(share, own, rtol=1e-5, atol=1e-6)
 
 
-@slow_if_eager
+@both_engines
 @examples(3)
 @given(
     losses=batches,
@@ -80,9 +80,7 @@ def test_weights_and_a_given_batch_size(engine, losses, size, weight):
         np.testing.assert_allclose(share, expected, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    "engine", [pytest.param("eager", marks=pytest.mark.slow), "compiled"]
-)
+@pytest.mark.parametrize("engine", ["eager", "compiled"])
 @examples(3)
 @given(
     sizes=st.lists(st.integers(0, 3), min_size=2, max_size=3),
@@ -114,14 +112,14 @@ def test_gradients_add_up_to_that_of_the_whole_batch(engine, sizes, seed, is_wei
         np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-5)
 
 
-@slow_unless_compiled
+@all_styles
 def test_further_axes_are_summed_and_only_examples_counted(engine):
     strategy = STRATEGIES[2]
     losses = per_replica(strategy, np.ones((2, 3), "float32"), np.ones((2, 3), "f4"))
     assert parts(strategy, run(strategy, average, losses, engine=engine)) == [1.5, 1.5]
 
 
-@slow_if_eager
+@both_engines
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 def test_the_result_has_the_type_of_the_losses(engine, dtype):
     strategy = STRATEGIES[2]

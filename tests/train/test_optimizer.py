@@ -28,8 +28,6 @@ from .training import (
     initial_values,
     make_variables,
     pairs,
-    slow_if_eager,
-    slow_unless_compiled,
     step_of,
     sum_of,
 )
@@ -65,7 +63,8 @@ TRANSFORMATIONS = {
     ),
     "noisy": lambda: optax.chain(optax.add_noise(0.1, 0.5, 7), optax.sgd(0.1)),
 }
-QUICK = ["sgd", "nesterov", "adamw", "clipped sgd", "schedule", "masked", "labelled"]
+# Those of another kind than the rest: they look at all gradients, keep a key, or take groups.
+EAGER = ["sgd", "clipped sgd", "labelled", "noisy"]
 
 
 def momentum():
@@ -86,20 +85,17 @@ def train(engine, optimizer, variables, plain, steps=3, n=2, **extra):
 # The same numbers as Optax ---------------------------------------------------------------
 
 
-def each_transformation():
-    """Both engines with each of them; what has little of its own is slow to compile."""
-    for name in TRANSFORMATIONS:
-        for engine in ("eager", "compiled"):
-            is_quick = name in QUICK and (engine == "compiled" or name == "clipped sgd")
-            marks = () if is_quick else pytest.mark.slow
-            yield pytest.param(engine, name, marks=marks)
-
-
 # XLA of JAX 0.11 crashes on programs for several CPUs that return an empty array.
 SMALLEST = 0 if jax.__version_info__ < (0, 11) else 1
 
 
-@pytest.mark.parametrize("engine, name", list(each_transformation()))
+@pytest.mark.parametrize(
+    "engine, name",
+    [
+        *(("compiled", name) for name in TRANSFORMATIONS),
+        *(("eager", name) for name in EAGER),
+    ],
+)
 def test_the_numbers_of_optax(engine, name):
     variables = make_variables(STRATEGIES[2])
     optimizer = mx.train.Optimizer(TRANSFORMATIONS[name]())
@@ -112,7 +108,7 @@ def test_the_numbers_of_optax(engine, name):
         assert step.trace_count == 1
 
 
-@slow_if_eager
+@both_engines
 @examples(3)
 @given(
     n=st.integers(1, 4),
@@ -192,7 +188,7 @@ def plateau():
     )
 
 
-@slow_unless_compiled
+@all_styles
 def test_extra_arguments_reach_the_transformation(engine):
     strategy = STRATEGIES[2]
     variables = make_variables(strategy)
@@ -215,7 +211,7 @@ def test_extra_arguments_reach_the_transformation(engine):
     assert_trained(optimizer, variables, plain)
 
 
-@slow_if_eager
+@both_engines
 def test_a_python_number_as_an_extra_argument(engine):
     variables = make_variables(STRATEGIES[2])
     optimizer, plain = mx.train.Optimizer(plateau()), Plain(plateau())
@@ -329,14 +325,7 @@ def test_every_place_gives_the_same_update(place):
     assert_trained(optimizer, variables, plain)
 
 
-@pytest.mark.parametrize(
-    "place",
-    [
-        place if i % 3 == 0 else pytest.param(place, marks=pytest.mark.slow)
-        for i, place in enumerate(PLACES)
-    ],
-    ids=lambda place: place.__name__,
-)
+@pytest.mark.parametrize("place", PLACES, ids=lambda place: place.__name__)
 def test_gradients_that_are_summed_already(place):
     strategy = STRATEGIES[2]
     variables = make_variables(strategy)
@@ -354,7 +343,7 @@ def test_gradients_that_are_summed_already(place):
     assert_close(optimizer, variables, plain)
 
 
-@slow_if_eager
+@both_engines
 def test_plain_gradients_outside_of_replicas_are_taken_as_they_are(engine):
     variables = make_variables(STRATEGIES[2])
     optimizer, plain = mx.train.Optimizer(momentum()), Plain(momentum())
@@ -413,7 +402,7 @@ def test_on_one_device(engine):
         np.testing.assert_allclose(variable.numpy(), plain.params[name], 2e-6, 1e-6)
 
 
-@slow_if_eager
+@both_engines
 @pytest.mark.parametrize("aggregation", AGGREGATIONS, ids=lambda a: a.name)
 def test_the_aggregation_of_a_variable_does_not_matter(engine, aggregation):
     variables = make_variables(STRATEGIES[2], aggregation=aggregation)
@@ -422,7 +411,7 @@ def test_the_aggregation_of_a_variable_does_not_matter(engine, aggregation):
     assert_trained(optimizer, variables, plain)
 
 
-@slow_if_eager
+@both_engines
 @pytest.mark.parametrize("aggregation", AGGREGATIONS[1:], ids=lambda a: a.name)
 def test_every_copy_of_a_variable_that_is_combined_when_read(engine, aggregation):
     strategy = STRATEGIES[2]
@@ -452,7 +441,7 @@ def test_a_variable_whose_copies_have_been_torn_apart(engine):
 # Building --------------------------------------------------------------------------------
 
 
-@slow_if_eager
+@both_engines
 @pytest.mark.parametrize("made_in", ["scope", "no scope"])
 @pytest.mark.parametrize("built", ["build", "build in scope", "first step"])
 def test_where_the_optimizer_is_made_and_built(engine, made_in, built):
@@ -524,7 +513,7 @@ def test_apply_gradients_returns_the_iterations():
     assert returned.dtype == jnp.int32
 
 
-@slow_if_eager
+@both_engines
 def test_a_generator_of_pairs(engine):
     variables = make_variables(STRATEGIES[2])
     optimizer = mx.train.Optimizer(optax.sgd(1.0))
@@ -540,7 +529,7 @@ def test_a_generator_of_pairs(engine):
         np.testing.assert_allclose(variables[name].numpy(), expected, rtol=1e-6)
 
 
-@slow_if_eager
+@both_engines
 def test_variables_of_the_same_name(engine):
     strategy = STRATEGIES[2]
     with strategy.scope():
@@ -557,7 +546,7 @@ def test_variables_of_the_same_name(engine):
     assert sorted(optimizer.state[0].trace) == ["v", "v_1"]
 
 
-@slow_if_eager
+@both_engines
 def test_the_order_of_pairs_does_not_matter(engine):
     strategy = STRATEGIES[2]
     variables = make_variables(strategy)
@@ -608,7 +597,7 @@ def test_of_variables_that_are_left_out_nothing_changes(engine):
 # Sparse gradients and dtypes -------------------------------------------------------------
 
 
-@slow_if_eager
+@both_engines
 @examples(3)
 @given(
     indices=st.lists(st.lists(st.integers(0, 4), max_size=3), min_size=2, max_size=2),
@@ -651,7 +640,7 @@ def test_rows_of_a_gradient_in_cross_replica_context():
     assert parts(strategy, variables["table"]) == [[[-1.0], [-2.0], [-14.0]]] * 2
 
 
-@slow_if_eager
+@both_engines
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_variables_of_half_precision_stay_what_they_are(engine, dtype):
     strategy = STRATEGIES[2]
@@ -675,7 +664,7 @@ def test_variables_of_half_precision_stay_what_they_are(engine, dtype):
     assert optimizer.state[0].trace["w"].dtype == dtype
 
 
-@slow_if_eager
+@both_engines
 @pytest.mark.parametrize("dtype", ["int32", "float16", "bool"])
 def test_gradients_are_converted_to_the_type_of_their_variable(engine, dtype):
     strategy = STRATEGIES[2]
@@ -686,7 +675,7 @@ def test_gradients_are_converted_to_the_type_of_their_variable(engine, dtype):
     assert parts(strategy, variables["v"]) == [[0.0, 1.5]] * 2
 
 
-@slow_if_eager
+@both_engines
 def test_a_nan_is_not_hidden(engine):
     strategy = STRATEGIES[2]
     variables = make_variables(strategy, {"v": np.array([1.0, 2.0], "float32")})
@@ -703,7 +692,7 @@ def loss_of(params, x):
     return jnp.mean((x @ params["w"] + params["b"]) ** 2)
 
 
-@slow_unless_compiled
+@all_styles
 def test_gradients_of_a_loss(engine):
     strategy = STRATEGIES[2]
     variables = make_variables(strategy)

@@ -15,8 +15,6 @@ import mirrax as mx
 
 from .training import copies, make_variables
 
-pytestmark = pytest.mark.timeout(20)
-
 VALUES = {"first": np.zeros((2, 3), "float32"), "second": np.ones(2, "float32")}
 
 

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import pytest
 from helpers.engines import mirrored, parts
 from helpers.forking import Zygote
+from helpers.waiting import SECONDS_TO_HANG
 
 import mirrax as mx
 from mirrax._src.train import preemption
@@ -278,7 +279,6 @@ def test_a_last_save_that_fails_does_not_end_the_program_in_silence(
     t.handler.close()
 
 
-@pytest.mark.slow
 def test_time_that_is_left_is_used(tmp_path):
     t = Training(tmp_path, grace_period=2.0)
     for _ in range(50):  # the first one, which compiles, is not typical
@@ -290,7 +290,7 @@ def test_time_that_is_left_is_used(tmp_path):
     with pytest.raises(SystemExit):
         for _ in range(1000):
             t.handler.run(lambda: (t.step(), time.sleep(0.01)))
-    assert 0.5 < time.monotonic() - started < 10
+    assert time.monotonic() - started > 0.5
     assert sorted(os.listdir(tmp_path)) == ["ckpt-1", "ckpt-2"]
     assert newest(tmp_path)["v"] == t.v.numpy() > 55.0
 
@@ -334,7 +334,7 @@ def test_closing_stops_the_watcher(tmp_path, monkeypatch):
     t.handler.close()
     for thread in threading.enumerate():
         if thread.name == "mirrax-preemption":
-            thread.join(10)
+            thread.join(SECONDS_TO_HANG)
             assert not thread.is_alive()
     t.handler.run(t.step)
     assert os.listdir(tmp_path) == []
@@ -372,7 +372,7 @@ def test_a_handler_made_in_another_thread(tmp_path):
 
     thread = threading.Thread(target=make)
     thread.start()
-    thread.join(30)
+    thread.join(SECONDS_TO_HANG)
     assert "must be made in the main thread" in errors[0]
 
 
@@ -457,19 +457,17 @@ def final(child):
     return next(x for x in child.output.splitlines() if x.startswith("end"))
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize("save_every", [None, 3])
 def test_training_that_is_interrupted_again_and_again_ends_the_same(
     save_every, zygote, tmp_path
 ):
-    steps = 40
+    steps = 24
     expected = final(zygote.start(f"train({str(tmp_path / 'whole')!r}, {steps})"))
     rng = random.Random(save_every)
     directory = str(tmp_path / "parts")
     code = f"train({directory!r}, {steps}, save_every={save_every})"
     starts = []
-    for k in range(4):
+    for k in range(2):
         child = zygote.start(code)
         child.wait_for("start")
         child.wait_for(f"step {8 * (k + 1)}\n")
@@ -489,7 +487,6 @@ def test_training_that_is_interrupted_again_and_again_ends_the_same(
     assert starts == sorted(set(starts))
 
 
-@pytest.mark.slow
 def test_a_signal_at_the_very_start(zygote, tmp_path):
     """Restored, but no step was made: the optimizer's state is not lost."""
     expected = final(zygote.start(f"train({str(tmp_path / 'whole')!r}, 12)"))
@@ -506,7 +503,6 @@ def test_a_signal_at_the_very_start(zygote, tmp_path):
     assert final(zygote.start(code)) == expected
 
 
-@pytest.mark.slow
 def test_a_program_that_is_killed_after_the_grace_period_has_saved(zygote, tmp_path):
     child = zygote.start(
         f"train({str(tmp_path)!r}, 10_000, pause=0.01, grace_period=30)"

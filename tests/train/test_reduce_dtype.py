@@ -18,7 +18,7 @@ from property.examples import examples
 import mirrax as mx
 from mirrax._src.engines.arguments import sort_arguments
 
-from .training import STRATEGIES, assert_in_step, make_variables, slow_if_eager, step_of
+from .training import STRATEGIES, assert_in_step, make_variables, step_of
 
 pytestmark = pytest.mark.slow
 
@@ -49,7 +49,7 @@ def applied(engine, parts_of_gradient, dtype, value: Any = 0.0, n=2, **kwargs):
     return variables["v"], travelled
 
 
-@slow_if_eager
+@both_engines
 @pytest.mark.parametrize(
     "dtype, reduce_dtype, travels",
     [

@@ -9,20 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import pytest
 from helpers.engines import compile_if, mirrored, per_replica
 
 import mirrax as mx
 
 STRATEGIES = {n: mirrored(n) for n in range(1, 5)}
-
-# Where an engine brings little that is not tested elsewhere.
-_slow_eager = pytest.param("eager", marks=pytest.mark.slow)
-_slow_caller = pytest.param("caller", marks=pytest.mark.slow)
-slow_if_eager = pytest.mark.parametrize("engine", [_slow_eager, "compiled"])
-slow_unless_compiled = pytest.mark.parametrize(
-    "engine", [_slow_eager, "compiled", _slow_caller]
-)
 
 SHAPES = {"b": (3,), "w": (2, 3)}
 

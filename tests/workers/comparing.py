@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from helpers.engines import mirrored
+from helpers.waiting import SECONDS_TO_HANG
 
 import mirrax as mx
 from mirrax._src.base.values import ReplicaValues, is_leaf
@@ -26,9 +27,8 @@ from mirrax._src.cluster import launches
 from mirrax._src.state.distributed import DistributedVariable
 from mirrax.testing import WorkerPool
 
-# What a test may take; a worker that waits longer for another one says so.
-_STEP_TIMEOUT = 20
-_TIMEOUT = 100
+# A worker that waits longer for another one says so, before a test is taken to hang.
+_STEP_TIMEOUT = 100
 
 
 class Pool:
@@ -41,7 +41,7 @@ class Pool:
 
     def run(self, fn: Callable[..., Any], *args: Any) -> list[Any]:
         """What `fn(strategy, *args)` returns on each worker, see `view`."""
-        answers = self.pool.run(_call, (fn, args), timeout=_TIMEOUT)
+        answers = self.pool.run(_call, (fn, args), timeout=SECONDS_TO_HANG)
         meetings = [met for _, met in answers]
         if any(met != meetings[0] for met in meetings):
             self.pool.close()  # the next test would only find out that they are apart

@@ -12,7 +12,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import pytest
 from helpers.engines import per_replica, replica_id
 
 import mirrax as mx
@@ -191,7 +190,6 @@ def assert_restored(saved, restored):
     np.testing.assert_allclose(restored[2], w, rtol=1e-5)
 
 
-@pytest.mark.slow
 def test_everything_on_as_many_workers_and_in_one_process(
     two_by_two: Pool, tmp_path: Path
 ) -> None:
@@ -200,7 +198,6 @@ def test_everything_on_as_many_workers_and_in_one_process(
     assert_restored(saved, restore_everything(one_process(4), saved[0]))
 
 
-@pytest.mark.slow
 def test_everything_on_other_numbers_of_workers(
     two_by_one: Pool, three_by_one: Pool, tmp_path: Path
 ) -> None:
@@ -423,7 +420,6 @@ def test_a_damaged_checkpoint_is_passed_over_by_all(
 # Going on -------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_a_signal_to_one_worker_stops_all_at_one_step(
     two_by_one: Pool, tmp_path: Path
 ) -> None:

@@ -79,9 +79,7 @@ def test_a_replica_knows_its_place(two_by_two: Pool, engine: str) -> None:
 # Gradients ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "engine", [pytest.param("eager", marks=pytest.mark.slow), "compiled", "caller"]
-)
+@pytest.mark.parametrize("engine", ["eager", "compiled", "caller"])
 def test_gradients_through_collectives(two_by_two: Pool, engine: str) -> None:
     def gradients(strategy):
         with strategy.scope():

@@ -224,7 +224,6 @@ def assert_close(found: Any, wanted: Any, worker: int) -> None:
         assert found == wanted
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["compiled", "in turn"])
 @settings(
     examples(4 if IS_THOROUGH else 2),

@@ -86,7 +86,6 @@ def test_a_second_strategy_is_of_the_same_cluster(two_by_two: Pool) -> None:
     assert (total.parts[0], local, own) == (4.0, 2, 1)
 
 
-@pytest.mark.slow
 def test_all_stop_at_one_step() -> None:
     """In processes of their own: who was told to stop does not forget it."""
 

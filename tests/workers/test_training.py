@@ -40,7 +40,6 @@ def train_all(strategy, cases):
     return [train(strategy, case[0], case[1], "compiled", *case[2:]) for case in cases]
 
 
-@pytest.mark.slow
 def test_two_workers_of_two(two_by_two: Pool) -> None:
     """As on one device; and twice the same to the last bit."""
     *found, again = two_by_two.run_alike(train_all, [*CASES, CASES[0]])
@@ -52,7 +51,6 @@ def test_two_workers_of_two(two_by_two: Pool) -> None:
         assert value.tobytes() == again[1][key].tobytes()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("pool", "cases"),
     [
@@ -184,7 +182,6 @@ def test_nccl_needs_gpus(two_by_two: Pool) -> None:
         assert kind == "ValueError" and "`implementation=NCCL` needs GPUs" in text
 
 
-@pytest.mark.slow
 def test_a_time_limit_names_the_worker_that_does_not_come() -> None:
     def wait(limit):
         options = CommunicationOptions(timeout_seconds=limit)

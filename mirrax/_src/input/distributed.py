@@ -166,7 +166,6 @@ class DistributedDataset:
             (rows // count if is_even and rows else None, *rest), spec.dtype
         )
 
-    @property
     def reduce(
         self, initial_state: PyTree, reduce_fn: Callable[[PyTree, Any], PyTree]
     ) -> PyTree:
@@ -181,6 +180,7 @@ class DistributedDataset:
         """
         return functools.reduce(reduce_fn, self, initial_state)
 
+    @property
     def cardinality(self) -> int:
         """The number of elements of the dataset that was distributed, as far as known."""
         sizes = [root.cardinality() for root in self.roots]

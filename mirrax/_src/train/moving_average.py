@@ -297,7 +297,7 @@ def _value_now(variable: Variable, is_replica: bool) -> jax.Array:
         is_own = is_replica or here.updating is not None
         if is_own or not isinstance(variable, SyncOnReadVariable):
             return variable.concrete(is_local=True)
-        return jnp.asarray(variable.read_value())
+        return jnp.asarray(variable._read_together(here))
 
 
 def _make(strategy: StrategyLike, value: Any, name: str) -> Variable:

@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
+from helpers.waiting import SECONDS_TO_HANG
 
 from mirrax.testing import WorkerPool
 
@@ -14,11 +15,8 @@ from .clusters import CLUSTERS
 from .replay import answer
 from .scenarios import all_scenarios
 
-TIMEOUT_SECONDS = 60
 # Rows of the SPEC that only several workers can show.
 ROWS = ("8.1", "8.4", "12.2", "12.13")
-# What is asked all day: two workers, the files that say most in least time.
-QUICK = ("facts", "values", "variables")
 # Cluster by cluster, so that only one has to be there at a time.
 SCENARIOS = sorted(all_scenarios(), key=lambda each: list(CLUSTERS).index(each.cluster))
 ASKED = [(each, engine) for each in SCENARIOS for engine in each.engines]
@@ -43,7 +41,7 @@ class Asker:
             self.pool = WorkerPool(len(cluster.tasks), cluster.replicas_per_worker)
             self.cluster = scenario.cluster
         name = f"{scenario.file}.{scenario.name}"
-        found = self.pool.run(answer, (name, engine), timeout=TIMEOUT_SECONDS)
+        found = self.pool.run(answer, (name, engine), timeout=SECONDS_TO_HANG)
         errors = [
             f"Worker {n}:\n{where}" for n, (_, where) in enumerate(found) if where
         ]
@@ -64,14 +62,9 @@ def asker():
     made.close()
 
 
-def _marks(scenario):
-    is_quick = scenario.cluster == "two" and scenario.file in QUICK
-    return () if is_quick else (pytest.mark.slow,)
-
-
 @pytest.mark.parametrize(
     ("scenario", "engine"),
-    [pytest.param(*each, marks=_marks(each[0])) for each in ASKED],
+    ASKED,
     ids=[f"{each.file}-{each.name}-{engine}" for each, engine in ASKED],
 )
 def test_workers_answer_like_tensorflows(scenario, engine, asker):

@@ -1,0 +1,62 @@
+"""What XLA has compiled is shared by all processes of a run, and kept for the next run.
+
+Tests compile the same small programs again and again: in every process of pytest-xdist, in
+every worker, and in every run. JAX's persistent cache finds a program by its text, so a change
+of mirrax that changes a program misses, and nothing is ever out of date. An entry that is
+damaged, or that another process is writing, is compiled anew, with a warning that is ignored.
+
+`JAX_COMPILATION_CACHE_DIR` chooses another place; empty, it turns sharing off.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import shutil
+from pathlib import Path
+
+import jax
+
+# Of a run of all tests a tenth; entries of a few KiB.
+_MOST_ENTRIES = 100_000
+
+# For a new interpreter in whose output nothing but the test's own may be.
+WARNINGS_ARE_ERRORS = (
+    *("-W", "error"),
+    *("-W", "ignore:Error reading persistent compilation cache"),
+    *("-W", "ignore:Error writing persistent compilation cache"),
+)
+
+
+def share_programs() -> None:
+    """Makes this process and those that it starts use one cache."""
+    folder = _folder()
+    if folder.is_dir() and len(os.listdir(folder)) > _MOST_ENTRIES:
+        shutil.rmtree(folder, ignore_errors=True)
+    settings = {
+        "jax_compilation_cache_dir": str(folder),
+        "jax_persistent_cache_min_compile_time_secs": 0.0,
+        "jax_persistent_cache_min_entry_size_bytes": -1,
+    }
+    for name, value in settings.items():
+        if name.upper() not in os.environ:
+            os.environ[name.upper()] = str(value)
+            jax.config.update(name, value)
+
+
+def _folder() -> Path:
+    """One for each JAX and each kind of processor: programs are machine code."""
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    kind = hashlib.sha256(f"{_processor()} {os.cpu_count()}".encode()).hexdigest()[:8]
+    return Path(home, "mirrax-tests", f"jax-{jax.__version__}-{kind}")
+
+
+def _processor() -> str:
+    """What the processor is and can do, as far as the system tells."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    told = {x for x in lines if x.startswith(("model name", "flags", "Features"))}
+    return "\n".join([platform.machine(), platform.processor(), *sorted(told)])
