@@ -22,6 +22,8 @@ from mirrax._src.base.arraylike import ArrayLike
 from mirrax._src.base.errors import RunEagerly
 from mirrax._src.base.jax_compat import Device, Tracer, uncommitted
 from mirrax._src.base.mesh import AXIS_NAME, Layout, ReplicaMesh, shards_of
+from mirrax._src.base.structures import Atom as Atom
+from mirrax._src.base.structures import is_leaf, opened
 
 PyTree = Any
 # A user's function, and what it is called with.
@@ -32,17 +34,6 @@ Kwargs = dict[str, Any]
 
 class UnevenError(Exception):
     """The parts of a value do not fit in one array; never reaches users."""
-
-
-class Atom:
-    """What stays in one piece when arguments and results are unpacked."""
-
-    __slots__ = ()
-
-
-# Distributed values and variables. Called for every node of a step's arguments: a method of
-# a class is five times as fast here as a function.
-is_leaf: Callable[[Any], bool] = Atom.__instancecheck__
 
 
 class DistributedValues(abc.ABC):
@@ -60,6 +51,7 @@ class ReplicaValues(Atom):
     """What `PerReplica` and `Mirrored` share."""
 
     __slots__ = ("_parts", "array", "layout", "mesh", "shapes")
+    has_values = True
     array: Any  # all parts in one, if they are
     layout: Layout | None  # how they lie in it
     mesh: ReplicaMesh | None  # where they lie, if that is known
@@ -384,7 +376,7 @@ def only_part(value: Any) -> Any:
 def parts_of(tree: PyTree, mesh: ReplicaMesh | None, local_index: int | None) -> PyTree:
     """`tree` as one replica sees it."""
     own = functools.partial(part_of, mesh=mesh, local_index=local_index)
-    return jax.tree.map(own, tree, is_leaf=is_leaf)
+    return jax.tree.map(own, opened(tree), is_leaf=is_leaf)
 
 
 def regroup(
@@ -392,12 +384,14 @@ def regroup(
     describe: Callable[[int], str],
     merge_leaves: Callable[[tuple[Any, ...]], Any],
     may_stay_one: Callable[[Any], bool] = lambda _: True,
+    what: str = "",
 ) -> PyTree:
     """Replicas' results of one structure as one result whose leaves are distributed.
 
-    An object that all replicas share comes back as itself, if `may_stay_one` says so.
+    An object that all replicas share comes back as itself, if `may_stay_one` says so. `what`
+    the results are in messages about objects in them that hold arrays out of sight.
     """
-    flat = [jax.tree.flatten(r, is_leaf=is_leaf) for r in results]
+    flat = [jax.tree.flatten(opened(r, what), is_leaf=is_leaf) for r in results]
     tree = flat[0][1]
     for i, (_, other) in enumerate(flat):
         if other != tree:

@@ -13,6 +13,7 @@ from jax.tree_util import keystr
 
 from mirrax._src.base.jax_compat import Tracer
 from mirrax._src.base.mesh import Layout, ReplicaMesh
+from mirrax._src.base.structures import PLAIN, opened
 from mirrax._src.base.values import (
     Fn,
     Mirrored,
@@ -63,6 +64,9 @@ class Frozen(Static):
 
     def _is_compared(self) -> bool:
         return True
+
+
+PLAIN.update({Static, Frozen})
 
 
 def freeze(name: str, value: Any) -> Static:
@@ -118,7 +122,7 @@ class Signature:
     def paths(self) -> list[str]:
         """Where each leaf stands in the arguments, for messages."""
         marks = jax.tree.unflatten(self.tree, range(len(self.kinds)))
-        flat = jax.tree_util.tree_flatten_with_path(marks)[0]
+        flat = jax.tree_util.tree_flatten_with_path(opened(marks))[0]
         return [
             f"argument {repr(path[1].key) if path[0].idx else path[1].idx}{keystr(path[2:])}"
             for path, _ in flat
@@ -183,12 +187,13 @@ def sort_arguments(
     Raises:
         UnevenError: If a per-replica argument does not fit in one array.
     """
+    whole = opened((args, kwargs), "argument")
     if in_cross_replica:
-        values = jax.tree.leaves((args, kwargs), is_leaf=is_leaf)
+        values = jax.tree.leaves(whole, is_leaf=is_leaf)
         found = (v.mesh for v in values if isinstance(v, ReplicaValues) and v.mesh)
         mesh = next(found, mesh)
     is_argument = is_leaf if mesh is not None else _is_whole_leaf
-    leaves, tree = jax.tree.flatten((args, kwargs), is_leaf=is_argument)
+    leaves, tree = jax.tree.flatten(whole, is_leaf=is_argument)
     kinds: list[Kind] = []
     given: list[Any] = []
     arrays: list[Any] = []

@@ -14,6 +14,7 @@ from mirrax._src.base.context import Context
 from mirrax._src.base.jax_compat import Device, thread_settings
 from mirrax._src.base.mesh import ReplicaMesh
 from mirrax._src.base.protocols import StrategyLike
+from mirrax._src.base.structures import opened
 from mirrax._src.base.values import (
     Args,
     Fn,
@@ -36,12 +37,15 @@ from mirrax._src.engines.replica_context import EagerReplicaContext, ReplicaCont
 def run_eagerly(strategy: StrategyLike, fn: Fn, args: Args, kwargs: Kwargs) -> PyTree:
     """The merged results of `fn`, called on this worker's replicas one after another."""
     mesh = strategy.replica_mesh
+    args, kwargs = opened((args, kwargs), "argument")
     caller = replace(context.current(), strategy=strategy, replica=None, updating=None)
 
     if mesh.size == 1:
         alone = replace(caller, replica=ReplicaContext(strategy))
         try:
-            return _call(fn, args, kwargs, alone, mesh, 0)
+            result = _call(fn, args, kwargs, alone, mesh, 0)
+            opened(result, "result")
+            return result
         except Exception as error:
             error.add_note(f"Raised in {strategy.describe_replica(0)}.")
             raise
@@ -71,7 +75,7 @@ def run_eagerly(strategy: StrategyLike, fn: Fn, args: Args, kwargs: Kwargs) -> P
         # What other workers return cannot be seen, but what they were given is the same.
         return not (mesh.spans_workers and is_array(leaf)) or id(leaf) in given
 
-    return regroup(results, strategy.describe_replica, merge, may_stay_one)
+    return regroup(results, strategy.describe_replica, merge, may_stay_one, "result")
 
 
 def merge_parts(parts: Sequence[Any], mesh: ReplicaMesh) -> PerReplica:
@@ -101,6 +105,7 @@ def update_eagerly(
         is_one = is_distributed(leaf) and len(leaf.values) == 1 < count
         return leaf.values[0] if is_one else leaf
 
+    args, kwargs = opened((args, kwargs), "argument")
     args, kwargs = jax.tree.map(spread, (args, kwargs), is_leaf=is_leaf)
     results = []
     for i, device in enumerate(mesh.local_devices):

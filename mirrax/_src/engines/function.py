@@ -15,6 +15,7 @@ from mirrax._src.base import context
 from mirrax._src.base.errors import RunEagerly, warn_user
 from mirrax._src.base.jax_compat import EMPTY_PARTS_CRASH, outside_traces
 from mirrax._src.base.protocols import Mode, StrategyLike
+from mirrax._src.base.structures import opened
 from mirrax._src.base.values import (
     Args,
     Fn,
@@ -200,7 +201,8 @@ class Function:
             return self._last[place].call_again(args, kwargs)
         except SignatureChanged:
             pass
-        if not any(map(_is_data, jax.tree.leaves((args, kwargs), is_leaf=is_leaf))):
+        leaves = jax.tree.leaves(opened((args, kwargs)), is_leaf=is_leaf)
+        if not any(map(_is_data, leaves)):
             try:
                 mesh = strategy.replica_mesh
                 call = sort_arguments(args, kwargs, mesh, in_cross_replica=True)

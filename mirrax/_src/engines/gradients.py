@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from mirrax._src.base import context
 from mirrax._src.base.protocols import Mode
+from mirrax._src.base.structures import opened
 from mirrax._src.base.values import Fn, PyTree, is_leaf
 from mirrax._src.state.frame import Frame
 from mirrax._src.state.variable import Variable
@@ -35,7 +36,7 @@ def value_and_grad(
         variables: A variable or any nested structure of variables.
         has_aux: Whether `fn` returns a pair; the value then is `(value, aux)`.
     """
-    leaves, tree = jax.tree.flatten(variables, is_leaf=is_leaf)
+    leaves, tree = jax.tree.flatten(opened(variables), is_leaf=is_leaf)
     for leaf in leaves:
         if not isinstance(leaf, Variable):
             raise TypeError(

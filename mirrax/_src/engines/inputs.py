@@ -15,6 +15,7 @@ import jax
 import numpy as np
 
 from mirrax._src.base.mesh import Layout
+from mirrax._src.base.structures import is_open, opened
 from mirrax._src.base.values import Mirrored, PerReplica, ReplicaValues, is_leaf
 from mirrax._src.engines.arguments import Kind, Static
 
@@ -33,6 +34,10 @@ def choose_input(
 ) -> Take | None:
     """How to take arguments like `argument`; None if JAX takes them as they come."""
     # A boolean is static, but JAX takes it for the array that it was called with before.
+    whole = opened(argument)
+    if is_open(jax.tree.structure(whole, is_leaf=is_leaf)):
+        take = _Tree(whole, kinds).take
+        return lambda argument: take(opened(argument))
     needs_a_look = any(is_leaf(x) or getattr(x, "dtype", 0) == np.bool_ for x in leaves)
     if all(k is Layout.PLAIN for k in kinds) and not must_look and not needs_a_look:
         return None

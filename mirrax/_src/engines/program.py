@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from mirrax._src.base.jax_compat import debug_nans
 from mirrax._src.base.logical import after_launch, launching
 from mirrax._src.base.mesh import Layout, ReplicaMesh
+from mirrax._src.base.structures import is_open, opened
 from mirrax._src.base.values import (
     Args,
     Kwargs,
@@ -87,7 +88,9 @@ class Program:
         self._num_args = len(call.args)
         # Whether the result is a structure of arrays as they come.
         is_bare = all(out.layout is Layout.PLAIN for out in trace.outs)
+        is_bare = is_bare and not is_open(trace.out_tree)
         self._is_bare = is_bare and not self._is_spread
+        self._is_open = is_open(trace.signature.tree)
         self._gives_back = any(out.argument is not None for out in trace.outs)
         # Donated: what is both read and written. Kept: what is only read.
         self._reused = [v for v in trace.reads if v in trace.writes]
@@ -148,7 +151,8 @@ class Program:
             return results
         if not self._gives_back:
             return self.trace.result(results, ())
-        leaves = jax.tree.leaves((args, kwargs), is_leaf=is_leaf)
+        given = opened((args, kwargs)) if self._is_open else (args, kwargs)
+        leaves = jax.tree.leaves(given, is_leaf=is_leaf)
         return self.trace.result(results, self.trace.signature.arrays_of(leaves))
 
     def compile_and_call(self, call: Call) -> PyTree:

@@ -19,6 +19,7 @@ from mirrax._src.base.mesh import AXIS_NAME, Layout
 from mirrax._src.base.protocols import StrategyLike
 from mirrax._src.base.reduce_op import ReduceOp
 from mirrax._src.base.sparse import IndexedSlices
+from mirrax._src.base.structures import opened
 from mirrax._src.base.values import (
     Args,
     Fn,
@@ -93,7 +94,7 @@ class ReplicaContext:
             options: How the reduction travels.
         """
         op = ReduceOp(reduce_op)
-        leaves, tree = jax.tree.flatten(value, is_leaf=_is_sparse)
+        leaves, tree = jax.tree.flatten(opened(value, "value"), is_leaf=_is_sparse)
         leaves = [leaf if _is_sparse(leaf) else jnp.asarray(leaf) for leaf in leaves]
 
         def merge(strategy: StrategyLike, *values: Any) -> list[Any]:
@@ -118,7 +119,7 @@ class ReplicaContext:
 
         In an eager run their lengths along `axis` may differ.
         """
-        leaves, tree = jax.tree.flatten(value, is_leaf=_is_sparse)
+        leaves, tree = jax.tree.flatten(opened(value, "value"), is_leaf=_is_sparse)
         if any(map(_is_sparse, leaves)):
             raise NotImplementedError(
                 "`all_gather` takes arrays; gather the values and indices of IndexedSlices "
@@ -155,7 +156,11 @@ class ReplicaContext:
         """
         if not callable(merge_fn):
             raise TypeError(f"`merge_fn` must be a function, got {merge_fn!r}.")
-        return self.merge("merge_call", merge_fn, tuple(args), dict(kwargs or {}))
+        given = tuple(args), dict(kwargs or {})
+        opened(given, "argument")
+        result = self.merge("merge_call", merge_fn, *given)
+        opened(result, "result")
+        return result
 
     def merge(
         self, what: str, merge_fn: Fn, args: Args, kwargs: Any = None, detail: str = ""
@@ -209,7 +214,8 @@ class SpmdReplicaContext(ReplicaContext):
                 return PerReplica.of(leaf, mesh, Layout.OWN)
             return leaf
 
-        args, kwargs = jax.tree.map(spread, (args, kwargs), is_leaf=is_leaf)
+        given = opened((args, kwargs))
+        args, kwargs = jax.tree.map(spread, given, is_leaf=is_leaf)
         return super().merge(what, merge_fn, args, kwargs)
 
     def _collective(self, what: Any, merge: Fn, pull_back: Fn, leaves: Any) -> Any:
@@ -257,7 +263,7 @@ class EagerReplicaContext(ReplicaContext):
         frame = context.current().frame
         if frame is not None and frame.mode.is_traced:
             raise RunEagerly(f"`{what}` while a part of an eager replica is traced")
-        if any(isinstance(x, Tracer) for x in jax.tree.leaves((args, kwargs))):
+        if any(isinstance(x, Tracer) for x in jax.tree.leaves(opened((args, kwargs)))):
             raise RuntimeError(
                 f"`{what}` ({users_line()}) is called on values that JAX is tracing "
                 "(`jax.jit`, `jax.grad`, `lax.scan`, ...) in an eager replica, where "
@@ -286,7 +292,7 @@ class EagerReplicaContext(ReplicaContext):
         )
         with context.enter(self._caller):
             result = merge_fn(self._strategy, *args, **kwargs)
-        for leaf in jax.tree.leaves(result, is_leaf=is_leaf):
+        for leaf in jax.tree.leaves(opened(result), is_leaf=is_leaf):
             if isinstance(leaf, Mirrored):
                 # The array is kept too, so that its id stays its own.
                 self._mirrored_results.update((id(v), (v, leaf)) for v in leaf.values)

@@ -18,6 +18,7 @@ from mirrax._src.base.context import Context
 from mirrax._src.base.jax_compat import ClosedJaxpr, Tracer, make_jaxpr
 from mirrax._src.base.mesh import AXIS_NAME, Layout, ReplicaMesh
 from mirrax._src.base.protocols import Mode, StrategyLike
+from mirrax._src.base.structures import opened
 from mirrax._src.base.values import (
     Args,
     Fn,
@@ -135,7 +136,7 @@ def _run_in_program(
     args, kwargs = parts_of((args, kwargs), mesh, None)
     replica = None if is_update else SpmdReplicaContext(strategy)
     with context.changed(replica=replica, updating=0 if is_update else None):
-        result = fn(*args, **kwargs)
+        result = opened(fn(*args, **kwargs), "result")
     return jax.tree.map(spread, result, is_leaf=is_leaf)
 
 
@@ -191,7 +192,8 @@ def _trace(
         given = {id(arrays[i]): i for i in plain}
         is_result = is_leaf if mode.is_program else _is_result
         with frame, context.enter(replace(here, frame=frame)):
-            leaves, tree = jax.tree.flatten(fn(*args, **kwargs), is_leaf=is_result)
+            result = opened(fn(*args, **kwargs), "result")
+            leaves, tree = jax.tree.flatten(result, is_leaf=is_result)
             results = [_out(leaf, given, mode) for leaf in leaves]
         written = [_laid_out(v, value) for v, value in frame.writes.items()]
         known = (

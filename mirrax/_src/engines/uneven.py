@@ -20,6 +20,7 @@ from mirrax._src.base.jax_compat import Literal
 from mirrax._src.base.logical import launching
 from mirrax._src.base.mesh import Layout, ReplicaMesh
 from mirrax._src.base.protocols import Mode, StrategyLike
+from mirrax._src.base.structures import opened
 from mirrax._src.base.values import (
     Args,
     Fn,
@@ -50,7 +51,7 @@ def run_uneven(
 ) -> PyTree:
     """`strategy.run(fn, ...)` where per-replica arguments have unequal shapes."""
     mesh = strategy.replica_mesh
-    leaves, tree = jax.tree.flatten((args, kwargs), is_leaf=is_leaf)
+    leaves, tree = jax.tree.flatten(opened((args, kwargs)), is_leaf=is_leaf)
 
     def cut_for(who: str, avals: tuple[jax.ShapeDtypeStruct, ...]) -> Cut:
         """The function for a replica's shapes; traced if it has not been yet."""

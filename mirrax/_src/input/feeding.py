@@ -11,6 +11,7 @@ import numpy as np
 from mirrax._src.base import context
 from mirrax._src.base.errors import warn_renamed
 from mirrax._src.base.mesh import ReplicaMesh
+from mirrax._src.base.structures import opened
 from mirrax._src.input.adapters import as_dataset
 from mirrax._src.input.dataset import Dataset
 from mirrax._src.input.distributed import DistributedDataset
@@ -222,6 +223,6 @@ def numpy_dataset(numpy_input: Any, session: None = None) -> Dataset:
         )
     return Dataset.from_tensor_slices(
         jax.tree.map(
-            lambda x: x.copy() if isinstance(x, np.ndarray) else x, numpy_input
+            lambda x: x.copy() if isinstance(x, np.ndarray) else x, opened(numpy_input)
         )
     )

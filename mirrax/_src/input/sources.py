@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from mirrax._src.base.structures import opened
 from mirrax._src.input.blocks import Arrays, Block, Numbers
 from mirrax._src.input.node import (
     INFINITE,
@@ -81,7 +82,7 @@ def slices(tensors: PyTree, label: str = "from_tensor_slices") -> Slices:
     leaves = leaves_of(arrays)
     if not leaves:
         raise ValueError("`from_tensor_slices` needs at least one array.")
-    flat, _ = jax.tree_util.tree_flatten_with_path(arrays)
+    flat, _ = jax.tree_util.tree_flatten_with_path(opened(arrays))
     for path, array in flat:
         if not array.ndim:
             raise ValueError(

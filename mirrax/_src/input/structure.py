@@ -7,11 +7,14 @@ dataset (`Nested`), as `window` gives them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
+
+from mirrax._src.base.structures import builder_of
 
 PyTree = Any
 STRING = np.dtype(object)  # of bytes
@@ -140,30 +143,42 @@ def map_leaves(fn: Callable[..., Any], value: PyTree, *others: PyTree) -> PyTree
     if kind is np.ndarray or kind is list or isinstance(value, np.generic | bytes):
         return fn(value, *others)
     if kind is dict:
-        for i, other in enumerate(others):
-            if not isinstance(other, dict) or other.keys() != value.keys():
-                raise StructureError(i)
-        return {
-            key: map_leaves(fn, part, *[other[key] for other in others])
-            for key, part in value.items()
-        }
+        return _map_items(fn, value, others)
     if isinstance(value, tuple):
         for i, other in enumerate(others):
             if type(other) is not kind or len(other) != len(value):
                 raise StructureError(i)
         mapped = [map_leaves(fn, *parts) for parts in zip(value, *others)]
-        return tuple(mapped) if kind is tuple else kind(*mapped)
+        return kind(*mapped) if hasattr(value, "_fields") else kind(mapped)
     if value is None:
         for i, other in enumerate(others):
             if other is not None:
                 raise StructureError(i)
         return None
-    if _is_leaf(value):
+    is_leaf = _is_leaf(value)
+    if isinstance(value, Mapping) and (is_leaf or kind in (OrderedDict, defaultdict)):
+        build = builder_of(value)
+        if build is not None:
+            return build(_map_items(fn, value, others))
+    if is_leaf:
         return fn(value, *others)
     try:  # another pytree, a dataclass of the user's, say
         return jax.tree.map(fn, value, *others, is_leaf=_is_list)
     except ValueError:
         raise StructureError(0) from None
+
+
+def _map_items(
+    fn: Callable[..., Any], value: Mapping[Any, Any], others: Sequence[PyTree]
+) -> dict[Any, Any]:
+    for i, other in enumerate(others):
+        is_alike = isinstance(other, type(value)) and other.keys() == value.keys()
+        if not is_alike:
+            raise StructureError(i)
+    return {
+        key: map_leaves(fn, part, *[other[key] for other in others])
+        for key, part in value.items()
+    }
 
 
 class StructureError(Exception):
@@ -176,7 +191,7 @@ class StructureError(Exception):
 def check_leaves(leaves: Sequence[Any]) -> None:
     """Raises StructureError if one of several leaves of one place is structure."""
     for i, leaf in enumerate(leaves):
-        if leaf is None or isinstance(leaf, tuple | dict):
+        if leaf is None or isinstance(leaf, tuple | Mapping):
             raise StructureError(i - 1)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ from mirrax._src.base.reduce_op import (
     ReduceOp,
     VariableSynchronization,
 )
+from mirrax._src.base.structures import opened
 from mirrax._src.base.values import (
     Fn,
     Kwargs,
@@ -316,12 +318,13 @@ class StrategyExtended:
                 where = devices or mesh.local_devices
                 results = update_eagerly(strategy, fn, args, kwargs, copies, where)
                 describe = strategy.describe_replica
-                merged = regroup(results, describe, lambda parts: _merge(parts, mesh))
+                merge_all = functools.partial(_merge, mesh=mesh)
+                merged = regroup(results, describe, merge_all, what="result")
             if group:
                 return merged
             local = strategy.experimental_local_results
             return jax.tree.map(
-                local, merged, is_leaf=lambda x: x is None or is_leaf(x)
+                local, opened(merged), is_leaf=lambda x: x is None or is_leaf(x)
             )
 
     def _check_owner(self, variable: Variable) -> None:

@@ -19,6 +19,7 @@ from mirrax._src.base.mesh import AXIS_NAME, Layout
 from mirrax._src.base.protocols import StrategyLike
 from mirrax._src.base.reduce_op import ReduceOp
 from mirrax._src.base.sparse import IndexedSlices
+from mirrax._src.base.structures import opened
 from mirrax._src.base.values import (
     Mirrored,
     PerReplica,
@@ -232,9 +233,11 @@ def reduce_pairs(
     options: CommunicationOptions | None,
 ) -> list[Any]:
     """Each value reduced to its destinations: together, where replicas have parts of them."""
-    leaves, tree = jax.tree.flatten([v for v, _ in pairs], is_leaf=is_reducible)
+    trees = [opened(v, "value") for v, _ in pairs]
+    leaves, tree = jax.tree.flatten(trees, is_leaf=is_reducible)
     leaves = [v.copies() if isinstance(v, DistributedVariable) else v for v in leaves]
-    places = [d for v, d in pairs for _ in jax.tree.leaves(v, is_leaf=is_reducible)]
+    sizes = [len(jax.tree.leaves(tree, is_leaf=is_reducible)) for tree in trees]
+    places = [d for (_, d), size in zip(pairs, sizes) for _ in range(size)]
     is_alone = strategy.num_replicas_in_sync == 1
     is_spread = [not is_alone and _has_parts(leaf) for leaf in leaves]
     mesh = strategy.replica_mesh

@@ -14,6 +14,7 @@ from mirrax._src.base import context
 from mirrax._src.base.errors import OutOfRangeError, RunEagerly
 from mirrax._src.base.jax_compat import outside_traces
 from mirrax._src.base.protocols import StrategyLike
+from mirrax._src.base.structures import opened
 from mirrax._src.base.values import Args, Fn, PyTree, UnevenError, is_leaf, is_numeric
 from mirrax._src.engines.closures import FunctionCache
 from mirrax._src.engines.function import Function, functions_run_eagerly
@@ -97,7 +98,7 @@ def values_of(tree: PyTree) -> PyTree:
     """`tree` with variables as the values that they have now."""
     return jax.tree.map(
         lambda leaf: leaf.read_value() if isinstance(leaf, Variable) else leaf,
-        tree,
+        opened(tree),
         is_leaf=is_leaf,
     )
 
@@ -137,4 +138,4 @@ def _stacked(*results: PyTree) -> PyTree:
             )
         return jnp.stack(steps)
 
-    return jax.tree.map(stack, *results)
+    return jax.tree.map(stack, *map(opened, results))

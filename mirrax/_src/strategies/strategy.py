@@ -14,6 +14,7 @@ from mirrax._src.base.errors import renamed
 from mirrax._src.base.jax_compat import Device, Tracer
 from mirrax._src.base.mesh import AXIS_NAME, Layout, ReplicaMesh
 from mirrax._src.base.reduce_op import ReduceOp
+from mirrax._src.base.structures import opened
 from mirrax._src.base.values import (
     Fn,
     Kwargs,
@@ -265,7 +266,7 @@ class Strategy(Feeding):
 
         with self.entered("reduce"):
             return jax.tree.map_with_path(
-                reduce_one, value, is_leaf=reducing.is_reducible
+                reduce_one, opened(value, "value"), is_leaf=reducing.is_reducible
             )
 
     def gather(self, value: PyTree, axis: int) -> PyTree:
@@ -280,7 +281,8 @@ class Strategy(Feeding):
             return reducing.gather_leaf(self, leaf, axis)
 
         with self.entered("gather"):
-            return jax.tree.map(gather_one, value, is_leaf=reducing.is_reducible)
+            whole = opened(value, "value")
+            return jax.tree.map(gather_one, whole, is_leaf=reducing.is_reducible)
 
     gather_everywhere = reducing.gather_everywhere
 
@@ -300,7 +302,8 @@ class Strategy(Feeding):
             value = value.copies()
         if isinstance(value, ReplicaValues):
             return value.values
-        leaves = jax.tree.leaves(value, is_leaf=is_leaf)
+        whole = opened(value, "" if self.replica_mesh is None else "value")
+        leaves = jax.tree.leaves(whole, is_leaf=is_leaf)
         is_plain = not leaves or leaves[0] is value
         if is_plain or self.replica_mesh is None:
             return (value,)
