@@ -156,17 +156,14 @@ class InputSignature:
         return jax.tree.unflatten(self._tree, leaves)
 
     def _other_structure(self, values: dict[str, Any]) -> TypeError:
-        def describe(leaf: Any) -> Any:
-            return TensorSpec(leaf.shape, leaf.dtype) if is_array(leaf) else leaf
-
         for name, spec in self._by_name.items():
             try:
                 jax.tree.structure(spec).flatten_up_to(values[name])
             except ValueError:
                 break
-        shown = jax.tree.map(describe, values[name], is_leaf=is_leaf)
+        shown = _show(values[name])
         return self._error(
-            f"argument {name!r} is {shown!r}, another structure than {spec!r}"
+            f"argument {name!r} is {shown}, another structure than {spec!r}"
         )
 
     def _error(self, what: str) -> TypeError:
@@ -266,4 +263,8 @@ def _show(value: Any) -> str:
         return f"a per-replica value ({', '.join(map(_show, value.values))})"
     if hasattr(value, "dtype") and hasattr(value, "shape"):
         return f"{dtype_name(value.dtype)}[{','.join(map(str, value.shape))}]"
-    return repr(value)
+    return repr(jax.tree.map(_describe, value, is_leaf=is_leaf))
+
+
+def _describe(leaf: Any) -> Any:
+    return TensorSpec(leaf.shape, leaf.dtype) if is_array(leaf) else leaf
