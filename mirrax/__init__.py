@@ -34,7 +34,7 @@ if _TYPE_CHECKING:
     from mirrax._src.engines.function import function as function
     from mirrax._src.engines.gradients import grad as grad
     from mirrax._src.engines.gradients import value_and_grad as value_and_grad
-    from mirrax._src.input.structure import TensorSpec as TensorSpec
+    from mirrax._src.base.specs import TensorSpec as TensorSpec
     from mirrax._src.state.variable import Variable as Variable
     from mirrax._src.strategies.default import (
         get_replica_context as get_replica_context,
@@ -63,9 +63,9 @@ else:
         names={
             "base.reduce_op": ("VariableAggregation", "VariableSynchronization"),
             "base.sparse": ("IndexedSlices",),
+            "base.specs": ("TensorSpec",),
             "engines.function": ("Function", "function"),
             "engines.gradients": ("grad", "value_and_grad"),
-            "input.structure": ("TensorSpec",),
             "state.variable": ("Variable",),
             "strategies.default": ("get_replica_context", "get_strategy"),
             "strategies.mirrored": ("MirroredStrategy",),

@@ -18,7 +18,7 @@ from mirrax._src.collectives.ops import CrossDeviceOps as CrossDeviceOps
 from mirrax._src.engines.replica_context import ReplicaContext as ReplicaContext
 from mirrax._src.input.distributed import DistributedDataset as DistributedDataset
 from mirrax._src.input.distributed import DistributedIterator as DistributedIterator
-from mirrax._src.input.distributed import PerReplicaSpec as PerReplicaSpec
+from mirrax._src.base.specs import PerReplicaSpec as PerReplicaSpec
 from mirrax._src.input.options import InputContext as InputContext
 from mirrax._src.input.options import InputOptions as InputOptions
 from mirrax._src.input.options import InputReplicationMode as InputReplicationMode

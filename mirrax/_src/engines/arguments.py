@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import enum
 import functools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
+import numpy as np
 from jax.tree_util import keystr
 
 from mirrax._src.base.jax_compat import Tracer
@@ -28,8 +28,6 @@ from mirrax._src.base.values import (
     join,
 )
 
-_COMPARED = (str, bytes, bool, frozenset, type, enum.Enum)
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Static:
@@ -42,28 +40,35 @@ class Static:
         """A leaf of arguments, which may be frozen."""
         return leaf if isinstance(leaf, Static) else cls(leaf)
 
-    def _is_compared(self) -> bool:
-        # Only plain values are; `==` of anything else may be an array.
-        return isinstance(self.value, _COMPARED)
-
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Static) or type(self) is not type(other):
             return False
         mine, theirs = self.value, other.value
-        is_alike = type(mine) is type(theirs) and self._is_compared()
-        return mine is theirs or (is_alike and mine == theirs)
+        return mine is theirs or (hash(self) == hash(other) and are_equal(mine, theirs))
 
     def __hash__(self) -> int:
-        return hash(self.value) if self._is_compared() else id(self.value)
+        # A variable's `==` gives an array; what has no hash is told apart by identity.
+        try:
+            return id(self.value) if is_leaf(self.value) else hash(self.value)
+        except Exception:
+            return id(self.value)
 
 
 class Frozen(Static):
-    """An argument that the user wants as a Python value; compared by value and type."""
+    """An argument that the user wants as a Python value."""
 
     __slots__ = ()
 
-    def _is_compared(self) -> bool:
-        return True
+
+def are_equal(mine: Any, theirs: Any) -> bool:
+    """Whether two Python values are of one type and equal; arrays and their like never are."""
+    if type(mine) is not type(theirs) or is_leaf(mine):
+        return False
+    try:
+        equal = mine == theirs
+        return isinstance(equal, bool | np.bool_) and bool(equal)
+    except Exception:
+        return False
 
 
 PLAIN.update({Static, Frozen})

@@ -10,6 +10,8 @@ from inspect import Parameter, Signature, signature
 from typing import Any, overload
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
 from mirrax._src.base import context
 from mirrax._src.base.errors import RunEagerly, warn_user
@@ -40,6 +42,7 @@ from mirrax._src.engines.inputs import SignatureChanged
 from mirrax._src.engines.jaxprs import has_empty
 from mirrax._src.engines.loop import split_up, trace_steps
 from mirrax._src.engines.program import Program, compile_part, layouts_match
+from mirrax._src.engines.signatures import InputSignature
 from mirrax._src.engines.trace import (
     trace_call,
     trace_replica,
@@ -80,11 +83,19 @@ def functions_run_eagerly() -> bool:
 
 @overload
 def function(
-    fn: Fn, /, *, donate_argnums: _Ints = (), static_argnames: _Names = ()
+    fn: Fn,
+    /,
+    *,
+    donate_argnums: _Ints = (),
+    static_argnames: _Names = (),
+    input_signature: Sequence[Any] | None = None,
 ) -> Function: ...
 @overload
 def function(
-    *, donate_argnums: _Ints = (), static_argnames: _Names = ()
+    *,
+    donate_argnums: _Ints = (),
+    static_argnames: _Names = (),
+    input_signature: Sequence[Any] | None = None,
 ) -> Callable[[Fn], Function]: ...
 def function(
     fn: Fn | None = None,
@@ -92,6 +103,7 @@ def function(
     *,
     donate_argnums: _Ints = (),
     static_argnames: _Names = (),
+    input_signature: Sequence[Any] | None = None,
 ) -> Any:
     """Compiles `fn`: alone, as a replica function, or as the caller of `strategy.run`.
 
@@ -106,16 +118,37 @@ def function(
     of replicas only once. Numbers and arrays are traced; strings, booleans and other
     objects are static. Variables that `fn` uses are detected automatically. A function that
     loops over a distributed dataset runs its loop on the host and compiles each `run`.
+    Equal static values, those with the same type and hash for which `==` holds, share a trace.
+
+    With an `input_signature` arguments are checked, and Python's numbers and lists and NumPy's
+    arrays converted:
+
+    >>> @mx.function(input_signature=[mx.TensorSpec([None], "float32")])
+    ... def mean(x):
+    ...     return x.mean()
+    >>> mean([1, 2]), mean([3.0, 5.0]), mean.trace_count
+    (Array(1.5, dtype=float32), Array(4., dtype=float32), 1)
+
+    A length that is None may be any, but JAX compiles for each one, so `fn` is traced once for
+    each, about which there is no warning.
 
     Args:
         fn: The function; leave it out to use `mx.function(...)` as a decorator.
         donate_argnums: Positions of arguments whose memory the results may reuse.
         static_argnames: Names of arguments that `fn` needs as Python values.
+        input_signature: A list with a `mx.TensorSpec`, or a structure of them, for each
+            argument that is not static, `self` left out; or a dataset's `element_spec`. Of
+            a per-replica value each part has to fit.
+
+    Raises:
+        TypeError: If `input_signature` is not one for `fn`; at a call, if an argument does
+            not fit it.
     """
+    options = donate_argnums, static_argnames, input_signature
     if fn is None:
-        return lambda fn: Function(fn, donate_argnums, static_argnames)
-    is_made = isinstance(fn, Function)
-    return fn if is_made else Function(fn, donate_argnums, static_argnames)
+        return lambda fn: Function(fn, *options)
+    is_made = isinstance(fn, Function) and input_signature is None
+    return fn if is_made else Function(fn, *options)
 
 
 class _Last(dict[Any, Program]):
@@ -130,16 +163,24 @@ class Function:
 
     Attributes:
         trace_count: How often the function has been traced.
+        input_signature: The specs of its arguments, as a tuple; None if there are none.
     """
 
     __module__ = "mirrax"
 
     def __init__(
-        self, fn: Fn, donate_argnums: _Ints = (), static_argnames: _Names = ()
+        self,
+        fn: Fn,
+        donate_argnums: _Ints = (),
+        static_argnames: _Names = (),
+        input_signature: Sequence[Any] | None = None,
     ) -> None:
         if not callable(fn):
             raise TypeError(f"`mx.function` needs a function, got {fn!r}.")
         functools.update_wrapper(self, fn)
+        vars(self).pop(
+            "_signature", None
+        )  # of an `mx.function` that `fn` is a method of
         self.fn = fn
         self.trace_count = 0
         donate, static = donate_argnums, static_argnames
@@ -147,6 +188,13 @@ class Function:
         self._static = (static,) if isinstance(static, str) else tuple(static)
         self._check_names()
         self._plain = thawing(fn) if self._static else fn
+        self.input_signature: tuple[Any, ...] | None = None
+        self._accepted: InputSignature | None = None
+        if input_signature is not None:
+            known = self._signature, self._static, repr(self)
+            self._accepted = InputSignature(input_signature, *known)
+            self.input_signature = self._accepted.specs
+        self._prepares = bool(self._static) or self._accepted is not None
         self._programs: dict[Any, list[Program]] = {}
         self._last = _Last()  # by strategy, and by where it is called
         self._parts: dict[Any, Callable[[Call], PyTree] | None] = {}
@@ -190,17 +238,22 @@ class Function:
     def __call__(self, *args: Any, **kwargs: Any) -> PyTree:
         here = context.current()
         if here.frame is not None or _run_eagerly or not outside_traces():
+            if self._accepted is not None:
+                args, kwargs = self._accepted.fit(args, kwargs, jnp.asarray)
             return self.fn(*args, **kwargs)
-        if self._static:
-            args, kwargs = self._freeze(args, kwargs)
+        if self._prepares:
+            args, kwargs = self._prepare(args, kwargs)
         strategy = here.strategy
         if here.replica is not None and strategy.num_replicas_in_sync > 1:
+            if self._accepted is not None:
+                args, kwargs = self._accepted.fit(args, kwargs)
             return self._call_in_replica(args, kwargs)
         place = (strategy, "call", here.replica is None, here.updating)
         try:
             return self._last[place].call_again(args, kwargs)
         except SignatureChanged:
-            pass
+            if self._accepted is not None:
+                args, kwargs = self._accepted.fit(args, kwargs)
         leaves = jax.tree.leaves(opened((args, kwargs)), is_leaf=is_leaf)
         if not any(map(_is_data, leaves)):
             try:
@@ -215,14 +268,15 @@ class Function:
 
     def run_on(self, strategy: StrategyLike, args: Args, kwargs: Kwargs) -> PyTree:
         """`strategy.run(self, args, kwargs)`, compiled."""
-        if self._static:
-            args, kwargs = self._freeze(args, kwargs)
+        if self._prepares:
+            args, kwargs = self._prepare(args, kwargs)
         if _run_eagerly:
             return run_eagerly(strategy, self._plain, args, kwargs)
         try:
             return self._last[strategy].call_again(args, kwargs)
         except SignatureChanged:
-            pass
+            if self._accepted is not None:
+                args, kwargs = self._accepted.fit(args, kwargs)
         try:
             call = sort_arguments(args, kwargs, strategy.replica_mesh)
             avals = call.avals_of_part(strategy.replica_mesh)
@@ -310,7 +364,19 @@ class Function:
             "variables are the same on all replicas. Let one thread assign them."
         )
 
-    # Static arguments ------------------------------------------------------------------
+    # Static arguments, and the signature -----------------------------------------------
+
+    def _prepare(self, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
+        """The arguments, static ones frozen, converted where `input_signature` says so."""
+        if self._static:
+            args, kwargs = self._freeze(args, kwargs)
+        accepted = self._accepted
+        if accepted is not None and (
+            _run_eagerly or not accepted.is_settled(args, kwargs)
+        ):
+            make = jnp.asarray if _run_eagerly else np.asarray
+            args, kwargs = accepted.fit(args, kwargs, make)
+        return args, kwargs
 
     def _freeze(
         self, args: Args, kwargs: Kwargs
@@ -337,6 +403,8 @@ class Function:
         members = vars(type(first.value)).values() if isinstance(first, Static) else ()
         owner = first if any(member is self for member in members) else None
         count, previous = self._traces.get(owner, (0, None))
+        if self._accepted is not None and previous and previous[:2] == key[:2]:
+            return  # only a length is new, as `input_signature` allows
         count += 1
         self._traces[owner] = count, key
         if count % _WARN_AFTER:
@@ -353,5 +421,7 @@ class Function:
 def _is_data(leaf: Any) -> bool:
     """Whether an argument is a dataset or an iterator, which a program cannot loop over."""
     return hasattr(leaf, "__iter__") and not (
-        is_leaf(leaf) or is_array(leaf) or isinstance(leaf, str | bytes | type)
+        is_leaf(leaf)
+        or is_array(leaf)
+        or isinstance(leaf, str | bytes | type | range | frozenset)
     )

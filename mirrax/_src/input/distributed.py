@@ -10,6 +10,7 @@ from mirrax._src.base import context
 from mirrax._src.base.errors import RunEagerly
 from mirrax._src.base.jax_compat import outside_traces
 from mirrax._src.base.mesh import ReplicaMesh
+from mirrax._src.base.specs import PerReplicaSpec
 from mirrax._src.input.background import Ahead
 from mirrax._src.input.delivery import Delivery
 from mirrax._src.input.iterators import IteratorBase, Passes
@@ -29,28 +30,6 @@ _ENDS = {
     "drop": "a step is left out unless every replica has a full batch",
     "pad": "filled up with zeros to the rows of a full one; the mask is true for real rows",
 }
-
-
-class PerReplicaSpec:
-    """The specs of a per-replica value: one for each of this worker's replicas.
-
-    Attributes:
-        values: The specs.
-    """
-
-    __module__ = "mirrax.distribute"
-
-    def __init__(self, *values: TensorSpec) -> None:
-        self.values = values
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, PerReplicaSpec) and self.values == other.values
-
-    def __hash__(self) -> int:
-        return hash(self.values)
-
-    def __repr__(self) -> str:
-        return f"PerReplicaSpec({', '.join(map(repr, self.values))})"
 
 
 class DistributedDataset:

@@ -60,9 +60,9 @@ class SyncOnReadVariable(DistributedVariable):
             is_slice = isinstance(update, SliceUpdate) and update.replaces
             if update is not None and not is_slice:
                 raise ValueError(
-                    f"Variable {self.name!r} is summed when it is read: `assign_add`, "
-                    "`assign_sub` and assigning a slice in cross-replica context would count "
-                    "once for each replica. Do so inside `strategy.run`, or `assign` all of it."
+                    f"Variable {self.name!r} is summed when it is read: `assign_add` and "
+                    "`assign_sub` in cross-replica context would count once for each "
+                    "replica. Call them inside `strategy.run`, or use `assign`."
                 )
             count = self.strategy.num_replicas_in_sync
             value = (self.convert(value, update) / count).astype(self.dtype)
