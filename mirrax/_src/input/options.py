@@ -203,11 +203,10 @@ class InputContext:
         """
         size, rest = divmod(global_batch_size, self.num_replicas_in_sync)
         if rest:
-            below = global_batch_size - rest
+            count, below = self.num_replicas_in_sync, global_batch_size - rest
             raise ValueError(
-                f"`global_batch_size` {global_batch_size} is not divisible by "
-                f"{self.num_replicas_in_sync} replicas. Use {below or self.num_replicas_in_sync}"
-                f" or {below + self.num_replicas_in_sync}."
+                f"`global_batch_size` {global_batch_size} is not divisible by {count} "
+                f"replicas. Use {f'{below} or ' if below else ''}{below + count}."
             )
         return size
 
