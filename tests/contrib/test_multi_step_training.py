@@ -194,13 +194,13 @@ def test_many_steps_are_one_dispatch_and_one_compile(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     distribution, traces, started = towers(2), Counter(), []
-    launch = Program._launch
+    launch = Program._run
 
     def note(self: Program, *args: Any) -> Any:
         started.append(self)
         return launch(self, *args)
 
-    monkeypatch.setattr(Program, "_launch", note)
+    monkeypatch.setattr(Program, "_run", note)
     with distribution.scope():
         v = mx.Variable(0.0, aggregation=SUM)
     iterator = batches(distribution, np.ones(200, "float32"))
@@ -229,14 +229,15 @@ def test_many_steps_are_one_dispatch_and_one_compile(
 
 def test_the_program_is_a_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     distribution, texts = towers(2), []
-    launch = Program._launch
+    launch = Program._run
 
-    def note(self: Program, reused: Any, kept: Any, inputs: Any) -> Any:
-        lowered = self._jitted.lower(reused, kept, *inputs)
+    def note(self: Program, inputs: Any) -> Any:
+        arrays = map(self._arrays_of, (self._reused, self._kept))
+        lowered = self._jitted.lower(*arrays, *inputs)
         texts.append(lowered.compile().as_text())
-        return launch(self, reused, kept, inputs)
+        return launch(self, inputs)
 
-    monkeypatch.setattr(Program, "_launch", note)
+    monkeypatch.setattr(Program, "_run", note)
 
     def step_fn(context, x):
         context.set_last_step_output("x", x, aggregation=SUM)

@@ -84,13 +84,13 @@ def rows_of(count: int, width: int = 3) -> np.ndarray:
 def launches(monkeypatch: pytest.MonkeyPatch) -> list[Program]:
     """The programs that were started, one after another."""
     started: list[Program] = []
-    launch = Program._launch
+    launch = Program._run
 
     def note(self: Program, *args: Any) -> Any:
         started.append(self)
         return launch(self, *args)
 
-    monkeypatch.setattr(Program, "_launch", note)
+    monkeypatch.setattr(Program, "_run", note)
     return started
 
 
@@ -503,14 +503,15 @@ def test_many_steps_are_one_dispatch_and_one_compile(launches: list[Program]) ->
 
 def test_the_program_is_a_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     strategy, texts = mirrored(2), []
-    launch = Program._launch
+    launch = Program._run
 
-    def note(self: Program, reused: Any, kept: Any, inputs: Any) -> Any:
-        lowered = self._jitted.lower(reused, kept, *inputs)
+    def note(self: Program, inputs: Any) -> Any:
+        arrays = map(self._arrays_of, (self._reused, self._kept))
+        lowered = self._jitted.lower(*arrays, *inputs)
         texts.append(lowered.compile().as_text())
-        return launch(self, reused, kept, inputs)
+        return launch(self, inputs)
 
-    monkeypatch.setattr(Program, "_launch", note)
+    monkeypatch.setattr(Program, "_run", note)
     with strategy.scope():
         v = mx.Variable(jnp.zeros(3))
     strategy.run_steps(

@@ -7,11 +7,15 @@ always called as well, and a forked child does not act for its parent.
 from __future__ import annotations
 
 import atexit
+import importlib.util
 import os
 import sys
 import threading
-from collections.abc import Callable
-from types import TracebackType
+from collections.abc import Callable, Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType, TracebackType
+from typing import Any
 
 from mirrax._src.base import jax_compat
 
@@ -61,3 +65,42 @@ def before_threads_end(fn: Callable[[], None]) -> None:
 def after_fork_in_child(fn: Callable[[], None]) -> None:
     """Has `fn` called at the start of each forked child."""
     os.register_at_fork(after_in_child=fn)
+
+
+def after_import(name: str, fn: Callable[[], Any]) -> None:
+    """Has `fn` called, once, when the module `name` has been imported: now, if it is."""
+    module = sys.modules.get(name)
+    spec = getattr(module, "__spec__", None)
+    if module is not None and not getattr(spec, "_initializing", False):
+        fn()
+    elif not any(isinstance(f, _Watcher) and f.name == name for f in sys.meta_path):
+        sys.meta_path.insert(0, _Watcher(name, fn))
+
+
+class _Watcher(MetaPathFinder):
+    """Finds nothing, but notices when a module is looked for, and calls `fn` once it is there."""
+
+    def __init__(self, name: str, fn: Callable[[], Any]) -> None:
+        self.name, self._fn = name, fn
+
+    def find_spec(
+        self,
+        fullname: str,
+        path: Sequence[str] | None,
+        target: ModuleType | None = None,
+    ) -> ModuleSpec | None:
+        if fullname != self.name:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(fullname)
+        loader = None if spec is None else spec.loader
+        if loader is None:
+            return spec
+        execute = loader.exec_module
+
+        def execute_and_call(module: ModuleType) -> None:
+            execute(module)
+            self._fn()
+
+        loader.exec_module = execute_and_call
+        return spec

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from mirrax._src.base.jax_compat import debug_nans
-from mirrax._src.base.logical import after_launch, launching
+from mirrax._src.base.logical import Pool, after_launch, launching
 from mirrax._src.base.mesh import Layout, ReplicaMesh
 from mirrax._src.base.structures import is_open, opened
 from mirrax._src.base.values import (
@@ -146,7 +146,7 @@ class Program:
             inputs = [x if take is None else take(x) for take, x in each]
         if self._donate and self._is_spread:  # one device finds out by itself
             self._check_donated(inputs)
-        results = self._run(inputs)
+        results = self._run_watched(inputs) if self._label else self._run(inputs)
         if self._is_bare:
             return results
         if not self._gives_back:
@@ -170,7 +170,8 @@ class Program:
             with launching, self._unsealed():
                 if not layouts_match(self.trace):
                     raise SignatureChanged
-                results = self._run(inputs)
+                run = self._run_watched if self._label else self._run
+                results = run(inputs)
         except ValueError as error:
             if "incompatible devices" in str(error):
                 raise ValueError(_MIXED.format(error)) from None
@@ -222,48 +223,47 @@ class Program:
             kept = self._arrays_of(self._kept) if self._kept else []
             if self._spanning:
                 kept = [*kept, *self._spanning]
-            launch = self._launch_watched if self._label else self._launch
-            written, results = launch(reused, kept, inputs)
-        after_launch(written or results)
+            done: list[Any] = []
+            try:
+                # One call in C: an interrupt (Ctrl-C) comes before it or after it, never
+                # when the old arrays are gone and the new ones are nowhere yet.
+                done.extend(map(self._jitted, (reused,), (kept,), *zip(inputs)))
+                written, results = done[0]
+                home.arrays = written
+                if not home.is_whole or self._handed_on:
+                    self._settle()
+            except SignatureChanged:
+                raise
+            except BaseException as error:
+                if done:
+                    home.arrays = done[0][0]
+                    self._settle()
+                else:
+                    self._explain(error, reused)
+                raise
+        if Pool.is_small:
+            after_launch(written or results)
         return results
 
-    def _launch(
-        self, reused: list[Any], kept: list[Any], inputs: Sequence[Any]
-    ) -> tuple[list[jax.Array], Any]:
-        done: list[Any] = []
-        try:
-            # One call in C: an interrupt (Ctrl-C) comes before it or after it, never when
-            # the old arrays are gone and the new ones are nowhere yet.
-            done.extend(map(self._jitted, (reused,), (kept,), *zip(inputs)))
-            self._store(done[0][0])
-        except SignatureChanged:
-            raise
-        except BaseException as error:
-            if done:
-                self._store(done[0][0])
-            else:
-                self._explain(error, reused)
-            raise
-        return done[0]
-
-    def _launch_watched(self, *inputs: Any) -> tuple[list[jax.Array], Any]:
-        """A launch that other workers take part in."""
+    def _run_watched(self, inputs: Sequence[Any]) -> Any:
+        """A run that other workers take part in."""
         assert self.trace.mesh is not None
         cluster = self.trace.mesh.cluster
-        cluster.check()
-        launches.last.begin(self._label)
-        try:
-            with cluster.explaining():
-                written, results = self._launch(*inputs)
-        except BaseException:
-            launches.last.undo()
-            raise
-        every = [*written, *jax.tree.leaves(results)]
-        if self._smallest is None:
-            self._smallest = launches.smallest(every)
-        at = self._smallest
-        launches.last.end(None if at is None else every[at])
-        return written, results
+        with launching:
+            cluster.check()
+            launches.last.begin(self._label)
+            try:
+                with cluster.explaining():
+                    results = self._run(inputs)
+            except BaseException:
+                launches.last.undo()
+                raise
+            every = [*self._home.arrays, *jax.tree.leaves(results)]
+            if self._smallest is None:
+                self._smallest = launches.smallest(every)
+            at = self._smallest
+            launches.last.end(None if at is None else every[at])
+        return results
 
     def _explain(self, error: BaseException, reused: Sequence[Any]) -> None:
         """Says what has been lost, where a step failed after it had begun.
@@ -294,10 +294,9 @@ class Program:
             for v in variables
         ]
 
-    def _store(self, written: list[jax.Array]) -> None:
+    def _settle(self) -> None:
         """Has the variables live in the list that the program gave."""
         home = self._home
-        home.arrays = written
         if not home.is_whole and self._written:
             for i, variable in enumerate(self._written):
                 variable.move_to(home, i, self.trace.writes[variable])

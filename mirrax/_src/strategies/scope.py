@@ -8,6 +8,7 @@ from typing import Any, Generic, TypeVar
 
 from mirrax._src.base import context
 from mirrax._src.base.protocols import StrategyLike
+from mirrax._src.state import foreign
 
 _Face = TypeVar("_Face")
 
@@ -23,6 +24,7 @@ class Scope(Generic[_Face]):
         self._entered: list[contextlib.AbstractContextManager[Any]] = []
 
     def __enter__(self) -> _Face:
+        foreign.attach()
         entered = self._enter()
         entered.__enter__()
         self._entered.append(entered)

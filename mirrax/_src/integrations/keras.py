@@ -1,0 +1,1 @@
+"""Keras in a scope."""

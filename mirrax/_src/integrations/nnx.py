@@ -1,0 +1,1 @@
+"""Flax NNX in a scope."""
