@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers.engines import both_engines, compile_if, mirrored
+from helpers.engines import both_engines, compile_if, mirrored, per_replica
 
 import mirrax as mx
 
@@ -86,3 +86,10 @@ def test_collectives_of_nothing(engine, strategy):
     assert strategy.reduce("SUM", empty(strategy), axis=None).shape == (0, 3)
     assert strategy.reduce("SUM", empty(strategy), axis=0).shape == (3,)
     assert strategy.gather(empty(strategy), axis=0).shape == (0, 3)
+
+
+def test_a_constant_of_nothing(strategy):
+    """Indexing a number with no index at all is a scatter with an empty array of indices."""
+    x = per_replica(strategy, 1.0, 2.0)
+    found = strategy.run(mx.function(lambda x: x.at[()].add(1)), args=(x,))
+    assert list(map(float, strategy.experimental_local_results(found))) == [2.0, 3.0]

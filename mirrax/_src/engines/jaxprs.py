@@ -62,14 +62,14 @@ def convolves(jaxpr: Jaxpr) -> bool:
 
 
 def has_empty(jaxpr: Jaxpr) -> bool:
-    """Whether the program takes or computes arrays without elements."""
+    """Whether the program takes, computes or contains arrays without elements."""
 
     def is_empty(atom: Any) -> bool:
         return 0 in getattr(atom.aval, "shape", ())
 
     every = [e for eqn in jaxpr.eqns for e in _within(eqn)]
-    made = [variable for eqn in every for variable in eqn.outvars]
-    return any(map(is_empty, [*jaxpr.invars, *made]))
+    used = [atom for eqn in every for atom in (*eqn.invars, *eqn.outvars)]
+    return any(map(is_empty, [*jaxpr.invars, *used]))
 
 
 def _axes(eqn: Any) -> tuple[Any, ...]:
