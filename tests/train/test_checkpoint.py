@@ -364,6 +364,17 @@ def test_paths(tmp_path, monkeypatch):
     assert latest_checkpoint(tmp_path / "a/b") == str(tmp_path / "a/b/deep-2")
 
 
+def test_saving_can_wait_until_all_is_on_the_disk(tmp_path):
+    checkpoint = Checkpoint(v=mx.Variable(np.zeros(1_000_000, "float32")))
+    manager = mx.train.CheckpointManager(checkpoint, tmp_path / "kept", max_to_keep=2)
+    saved = [
+        checkpoint.save(tmp_path / "c", wait=True),
+        checkpoint.write(tmp_path / "w", wait=True),
+        manager.save(wait=True),
+    ]
+    assert all(path is not None and os.path.exists(path) for path in saved)
+
+
 def test_a_directory_can_be_moved(tmp_path):
     v = mx.Variable(4.0)
     Checkpoint(v=v).save(tmp_path / "old" / "c", WAITS)

@@ -126,6 +126,16 @@ class PerReplica(ReplicaValues):
             parts = map(_drop_axis, parts)
         return tuple(map(uncommitted, parts))
 
+    def _refuse(self, *args: Any, **kwargs: Any) -> Any:
+        raise TypeError(
+            "A PerReplica value has a part for each replica and is used as one number or array. "
+            "Combine the parts, `strategy.reduce('SUM', value, axis=None)` or "
+            "`strategy.gather(value, axis=0)`, or look at each: "
+            "`strategy.experimental_local_results(value)`."
+        )
+
+    __float__ = __int__ = __complex__ = __array__ = _refuse
+
 
 def _all_own_parts(array: jax.Array, num_local: int) -> tuple[jax.Array, ...]:
     # Only a `merge_fn` that looks at single replicas pays for this gather.

@@ -6,7 +6,7 @@ import json
 import os
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +47,16 @@ class CheckpointOptions:
 
 
 CheckpointOptions.__module__ = "mirrax.train"
+
+
+def waiting(options: CheckpointOptions | None, wait: bool) -> CheckpointOptions | None:
+    """`options`, and to wait if that is wanted."""
+    asynchronous = "experimental_enable_async_checkpoint"
+    return (
+        replace(options or CheckpointOptions(), **{asynchronous: False})
+        if wait
+        else options
+    )
 
 
 class Checkpoint:
@@ -160,18 +170,26 @@ class Checkpoint:
         self,
         file_prefix: str | os.PathLike[str],
         options: CheckpointOptions | None = None,
+        *,
+        wait: bool = False,
     ) -> str:
         """Saves as `file_prefix-N`, where N counts the saves, and returns this path.
 
         It returns as soon as the values are safe from later steps; a thread writes them, and
         `sync` waits for it. An error of that thread is raised by the next `save` or `sync`;
-        so call `sync` after the last one. Of several workers all have to call it, and only
-        the first one writes.
+        so call `sync` after the last one, or have it waited for. Of several workers all have
+        to call it, and only the first one writes.
+
+        Args:
+            file_prefix: Where, and the beginning of the name.
+            options: How to save.
+            wait: Whether to return only when the checkpoint is on the disk.
         """
         _check_outside("save")
         with self._lock:
             number = int(self.save_counter.numpy()) + 1
-            return self.save_as(f"{os.fsdecode(file_prefix)}-{number}", options)
+            path = f"{os.fsdecode(file_prefix)}-{number}"
+            return self.save_as(path, waiting(options, wait))
 
     def save_as(
         self,
@@ -198,13 +216,16 @@ class Checkpoint:
         self,
         file_prefix: str | os.PathLike[str],
         options: CheckpointOptions | None = None,
+        *,
+        wait: bool = False,
     ) -> str:
         """Saves as `file_prefix`, without counting; returns this path.
 
-        `latest_checkpoint` does not look at it.
+        `latest_checkpoint` does not look at it. Arguments as those of `save`.
         """
         _check_outside("write")
-        return self._write(os.fsdecode(file_prefix), options, False)
+        path = os.fsdecode(file_prefix)
+        return self._write(path, waiting(options, wait), False)
 
     def _write(
         self,

@@ -19,6 +19,7 @@ from mirrax._src.train.checkpoint import (
     CheckpointOptions,
     find_checkpoints,
     newest_sound,
+    waiting,
 )
 from mirrax._src.train.storage import Contents
 from mirrax._src.train.writer import wait_for_saves
@@ -160,6 +161,8 @@ class CheckpointManager:
         checkpoint_number: Any = None,
         check_interval: bool = True,
         options: CheckpointOptions | None = None,
+        *,
+        wait: bool = False,
     ) -> str | None:
         """Saves, and when that is on the disk deletes what is too old.
 
@@ -167,6 +170,7 @@ class CheckpointManager:
             checkpoint_number: The number in the name; by default saves are counted.
             check_interval: Whether to do nothing where `checkpoint_interval` says so.
             options: How to save.
+            wait: Whether to return only when the checkpoint is on the disk.
 
         Returns:
             The path, or None if nothing was saved.
@@ -183,7 +187,8 @@ class CheckpointManager:
             else _number(checkpoint_number)
         )
         name = f"{self._name}-{number}"
-        self._checkpoint.save_as(str(self._place / name), options, self._note)
+        path = str(self._place / name)
+        self._checkpoint.save_as(path, waiting(options, wait), self._note)
         self._last_step = step
         return os.path.join(self._directory, name)
 

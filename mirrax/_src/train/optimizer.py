@@ -23,6 +23,7 @@ from mirrax._src.collectives.options import CommunicationOptions
 from mirrax._src.engines.function import function
 from mirrax._src.state.variable import Variable, VariableSpec
 from mirrax._src.strategies.default import get_strategy
+from mirrax._src.train.learning_rate import HasLearningRate, by_name
 from mirrax._src.train.own_copies import OwnCopies
 from mirrax._src.train.pairs import (
     as_dense,
@@ -49,7 +50,7 @@ class _Name(str):
     """The key of a variable among the parameters, told apart from other keys of a state."""
 
 
-class Optimizer:
+class Optimizer(HasLearningRate):
     """Trains variables, or a pytree of parameters, with an Optax transformation.
 
     >>> import optax
@@ -72,13 +73,16 @@ class Optimizer:
     variables are a dict by their names, for masks and labels.
 
     Args:
-        transformation: What Optax makes: `optax.adam(1e-3)`, a `chain`, with schedules.
+        transformation: What Optax makes: `optax.adam(1e-3)`, a `chain`, with schedules. Or the
+            name of an optimizer of Optax, "adam", with its arguments as `hyperparameters`,
+            which can be changed in `state` and by `learning_rate`.
         gradient_accumulation_steps: The number of calls whose mean gradient makes one update.
             Gradients travel between replicas only then.
         reduce_dtype: The dtype in which gradients are summed over replicas; by default that of
             the variables, in functional style that of the gradients.
         options: How the gradients travel.
         name: Shown in messages.
+        **hyperparameters: With a name: `learning_rate=1e-3`, and what else Optax takes.
     """
 
     __module__ = "mirrax.train"
@@ -91,7 +95,15 @@ class Optimizer:
         reduce_dtype: Any = None,
         options: CommunicationOptions | None = None,
         name: str = "optimizer",
+        **hyperparameters: Any,
     ) -> None:
+        if isinstance(transformation, str):
+            transformation = by_name(transformation, hyperparameters)
+        elif hyperparameters:
+            raise TypeError(
+                f"`mx.train.Optimizer` takes {', '.join(map(repr, hyperparameters))} only with "
+                "the name of an optimizer: `mx.train.Optimizer('adam', learning_rate=1e-3)`."
+            )
         methods = (getattr(transformation, each, None) for each in ("init", "update"))
         if not all(map(callable, methods)) or isinstance(transformation, Optimizer):
             raise TypeError(
@@ -238,8 +250,9 @@ class Optimizer:
     def state(self) -> PyTree:
         """Optax's state, with a variable for each array; None before it is built.
 
-        A hyperparameter of `optax.inject_hyperparams` can be assigned here:
-        `optimizer.state.hyperparams["learning_rate"].assign(0.01)`.
+        A hyperparameter of an optimizer that was made by name, or of
+        `optax.inject_hyperparams`, can be assigned here:
+        `optimizer.state.hyperparams["b1"].assign(0.8)`.
         """
         return self._state
 
@@ -298,6 +311,7 @@ class Optimizer:
             functools.partial(self._make_slot, strategy, names), initial
         )
         self._warn_of_rest(initial, names)
+        self._set_rate_to_come()
         if self.iterations.strategy is not variables[0].strategy:
             # The same object, which a user may hold, with a copy for each replica.
             now = self.iterations.concrete(is_local=True)
