@@ -16,6 +16,7 @@ from typing import Any
 
 from mirrax._src.base.errors import UnavailableError, users_line
 from mirrax._src.cluster import launches
+from mirrax._src.cluster.later import Later
 from mirrax._src.cluster.reporting import write_report
 from mirrax._src.cluster.roster_server import GREETING, describe_worker
 from mirrax._src.cluster.watching import Watch
@@ -85,6 +86,7 @@ class Roster:
         self._heard = time.monotonic()
         self._has_gone = self._has_left = self._was_raised = False
         self._is_failing = False
+        self._later = Later()
         self._problem = ""
         self._notes: dict[str, int] = {}
         self._ended: list[int] = []
@@ -293,11 +295,10 @@ class Roster:
             for agreement in self._agreements.values():
                 agreement.event.set()
             self._changed.notify_all()
-        threading.Thread(target=self._end, name="mirrax-end", daemon=True).start()
+        self._later.call(_GRACE_SECONDS, self._end)
 
     def _end(self) -> None:
         """Ends the process if it is still there when it should have seen the error."""
-        time.sleep(_GRACE_SECONDS)
         if self._was_raised:
             time.sleep(_UNWINDING_SECONDS)
         frame = sys._current_frames().get(threading.main_thread().ident or 0)
@@ -305,13 +306,17 @@ class Roster:
 
     def _die(self, where: str = "") -> None:
         assert self.failure is not None
-        _exit_soon(LOST_EXIT_CODE)
+        self._exit_soon(LOST_EXIT_CODE)
         place = f" It was here:\n{where}" if where else ""
         say(f"{self.failure}\n{self._me()} cannot go on and ends.{place}")
         write_report(self.failure, where=where)
         with contextlib.suppress(OSError, ValueError):
             sys.stdout.flush()
         os._exit(LOST_EXIT_CODE)
+
+    def _exit_soon(self, code: int) -> None:
+        """Ends the process also if the last words cannot be written: a pipe may be full."""
+        self._later.call(_LAST_WORDS_SECONDS, lambda: os._exit(code))
 
     def check(self) -> None:
         """Raises if a worker is lost."""
@@ -450,13 +455,10 @@ class Roster:
             return
         self._is_failing = True
         self._send("failed", reason)
-        threading.Thread(
-            target=self._end_failed, name="mirrax-end", daemon=True
-        ).start()
+        self._later.call(_UNWINDING_SECONDS, self._end_failed)
 
     def _end_failed(self) -> None:
-        time.sleep(_UNWINDING_SECONDS)
-        _exit_soon(1)
+        self._exit_soon(1)
         alive = [t.name for t in threading.enumerate() if not t.daemon]
         say(
             f"{self._me()} has failed, but is kept by the thread(s) {', '.join(alive)}."
@@ -494,13 +496,6 @@ class Roster:
             os.close(
                 self._socket.detach()
             )  # `close` would wait for the listener's file
-
-
-def _exit_soon(code: int) -> None:
-    """Ends the process also if the last words cannot be written: a pipe may be full."""
-    timer = threading.Timer(_LAST_WORDS_SECONDS, os._exit, (code,))
-    timer.daemon = True
-    timer.start()
 
 
 def _show_address(address: tuple[str, int]) -> str:
