@@ -166,18 +166,3 @@ def test_a_wrong_command_says_what_is_wrong(arguments: list[str], message: str) 
     done = CliRunner().invoke(commands, ["run", *arguments])
     assert done.exit_code == 2
     assert message in done.output
-
-
-def test_without_click_it_says_what_to_install() -> None:
-    code = (
-        "import sys; sys.modules['click'] = None\n"
-        "from mirrax._src.command_line.main import main; main()"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        timeout=SECONDS_TO_HANG,
-    )
-    assert done.returncode == 1
-    assert "pip install 'mirrax[cli]'" in done.stderr

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-import pytest
+try:
+    import pytest
+except ModuleNotFoundError:
+    raise ModuleNotFoundError(
+        "mirrax.testing needs pytest, which is not installed. Type: "
+        "pip install 'mirrax[testing]'",
+        name="pytest",
+    ) from None
 
 from mirrax._src.testing.pool import WorkerPool
 
