@@ -1,0 +1,7 @@
+"""Files."""
+
+from __future__ import annotations
+
+
+def install() -> None:
+    pass
