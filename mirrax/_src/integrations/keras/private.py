@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -55,6 +56,7 @@ def wrap(owner: Any, name: str, wrapper: Callable[..., Any]) -> None:
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         return wrapper(original, *args, **kwargs)
 
+    wrapped.__signature__ = inspect.signature(original)  # Keras does not look through wraps
     setattr(owner, name, wrapped)
 
 

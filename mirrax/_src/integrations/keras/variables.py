@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -194,10 +193,8 @@ def _variable_of(obj: Any, value: Any) -> Variable:
 
 # One value with a copy on each device --------------------------------------------------
 
-# What variables that are combined when read had as a whole, and what they stored then.
-_wholes: weakref.WeakKeyDictionary[Variable, tuple[Any, jax.Array]] = (
-    weakref.WeakKeyDictionary()
-)
+# The attribute of a variable that is combined when it is read: what it stored, and that combined.
+_WHOLE = "whole_for_keras"
 
 
 def whole(variable: Variable) -> jax.Array:
@@ -209,7 +206,7 @@ def whole(variable: Variable) -> jax.Array:
         if not isinstance(stored, PerReplica):
             handed_out.add(variable.number)
             return mesh.mirror(stored)
-        known = _wholes.get(variable)
+        known = vars(variable).get(_WHOLE)
         if known is not None and known[0] is stored and not known[1].is_deleted():
             return known[1]
         with variable.strategy.entered("reading a variable"):
@@ -221,7 +218,7 @@ def whole(variable: Variable) -> jax.Array:
             value = value.values[0]
         array = mesh.mirror(value)
         if isinstance(variable, SyncOnReadVariable):
-            _wholes[variable] = stored, array
+            vars(variable)[_WHOLE] = stored, array
         return array
 
 
@@ -252,7 +249,7 @@ def write_whole(variable: Variable, value: Any) -> None:
     parts = PerReplica(copies_of(share), mesh.equal_shapes(variable), mesh)
     with launching:
         variable._keep(parts)
-        _wholes[variable] = parts, array
+        vars(variable)[_WHOLE] = parts, array
 
 
 def _first_copy(variable: Variable) -> jax.Array:
