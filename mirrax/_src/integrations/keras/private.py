@@ -77,5 +77,6 @@ if is_usable():
     from keras.src.trainers.data_adapters.data_adapter import (
         DataAdapter as DataAdapter,
     )
+    from keras.src.trainers.trainer import Trainer as Trainer
 
     JAXTrainer = trainer_module.JAXTrainer

@@ -27,7 +27,12 @@ from mirrax._src.base.mesh import ReplicaMesh
 from mirrax._src.base.values import copies_of
 from mirrax._src.cluster import launches
 from mirrax._src.integrations.keras.data import agree_on_randomness
-from mirrax._src.integrations.keras.private import JAXTrainer, trainer_module, wrap
+from mirrax._src.integrations.keras.private import (
+    JAXTrainer,
+    Trainer,
+    trainer_module,
+    wrap,
+)
 from mirrax._src.integrations.keras.variables import adopt, doing, held_variable, here
 
 _METHODS = (
@@ -43,7 +48,7 @@ trained_by: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
 def install() -> None:
     wrap(JAXTrainer, "__init__", _initialize)
-    wrap(JAXTrainer, "compile", _compile)
+    wrap(Trainer, "compile", _compile)
     wrap(JAXTrainer, "_get_jax_state", _get_state)
     wrap(JAXTrainer, "_make_function", _make_function)
     for name in _METHODS:
