@@ -47,7 +47,14 @@ def _apply(
     if replica is None or here.is_agreed or in_stateless_scope():
         return original(self, grads, trainable_variables)
     if not self.built and trainable_variables is not None:
-        replica.merge("optimizer.build", _build, (_Kept(self, trainable_variables),))
+        variables = list(trainable_variables)
+
+        def build(strategy: StrategyLike) -> None:
+            if not self.built:
+                with jax.ensure_compile_time_eval():
+                    self.build(variables)
+
+        replica.merge("optimizer.build", build, ())
     grads = list(grads)
     known = [i for i, gradient in enumerate(grads) if gradient is not None]
     sums = replica.all_reduce("SUM", [grads[i] for i in known]) if known else []
@@ -55,20 +62,6 @@ def _apply(
         grads[i] = total
     with doing(is_agreed=True):
         return original(self, grads, trainable_variables)
-
-
-class _Kept:
-    """An optimizer and its variables, which `merge` passes on as they are."""
-
-    def __init__(self, optimizer: Any, variables: Sequence[Any]) -> None:
-        self.optimizer, self.variables = optimizer, variables
-
-
-def _build(strategy: StrategyLike, kept: Any) -> None:
-    kept = strategy.experimental_local_results(kept)[0]
-    if not kept.optimizer.built:
-        with jax.ensure_compile_time_eval():
-            kept.optimizer.build(list(kept.variables))
 
 
 # Random seeds ------------------------------------------------------------------------------
