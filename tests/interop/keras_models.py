@@ -10,6 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from interop import libraries
+
+keras = libraries.keras()
 ROWS = 40
 
 
@@ -36,16 +39,12 @@ def double_precision() -> Iterator[None]:
 
 
 def _set_precision(name: str) -> None:
-    import keras
-
     keras.config.set_floatx(name)
     keras.config.set_dtype_policy(name)
 
 
 def exact_model() -> Any:
     """In float64, without anything that Keras computes in float32."""
-    import keras
-
     keras.utils.set_random_seed(0)
     layer, kind = keras.layers.Dense, "float64"
     model = keras.Sequential(
@@ -63,8 +62,6 @@ def exact_model() -> Any:
 def usual_model() -> Any:
     """BatchNorm, Dropout and Adam; the layer before BatchNorm has no bias, for Adam would
     divide a gradient of nearly nothing by nearly nothing."""
-    import keras
-
     keras.utils.set_random_seed(0)
     layers = keras.layers
     model = keras.Sequential(
@@ -83,8 +80,6 @@ def usual_model() -> Any:
 
 def train(model: Any, x: Any, y: Any = None, **options: Any) -> list[Any]:
     """History, weights, optimizer, evaluation and predictions after two epochs."""
-    import keras
-
     keras.utils.set_random_seed(1)
     given = {"epochs": 2, "verbose": 0, **options}
     if isinstance(x, np.ndarray):

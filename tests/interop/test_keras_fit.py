@@ -86,7 +86,7 @@ def test_each_device_has_its_rows_and_activations_stay_there():
         step = training.Step(model.train_step, strategy)
         names = ("trainable", "non_trainable", "optimizer", "metrics")
         state = model._get_jax_state(**{f"{n}_variables": True for n in names})
-        text = step.program.lower(state, *step.placed((x, y))).compile().as_text()
+        text = str(step.program.lower(state, *step.placed((x, y))).compile().as_text())
     shapes = [
         tuple(map(int, m[1].split(",")))
         for m in re.finditer(r"f32\[([\d,]+)\]\S* convolution\(", text)

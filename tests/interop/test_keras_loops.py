@@ -131,7 +131,7 @@ def test_batch_norm_is_local_unless_synchronised(engine):
     with strategy.scope():
         norm = layers.BatchNormalization(momentum=0.0, scale=False, center=False)
         norm.build((None, 2))
-    x = per_replica(strategy, np.float32([[0, 1], [2, 3]]), np.float32([[4, 5], [8, 9]]))
+    x = per_replica(strategy, [[0, 1], [2, 3]], [[4, 5], [8, 9]], dtype="float32")
 
     def call(x):
         return norm(x, training=True)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+import warnings
 
 import numpy as np
 import pytest
 from helpers.waiting import SECONDS_TO_HANG
 
+import mirrax as mx
 from interop import libraries
 from interop.keras_models import (
     data,
@@ -37,15 +39,13 @@ def run(pool):
 
 
 def with_strategy(fn, *args):
-    import warnings
-
-    import mirrax
-
     warnings.simplefilter("ignore")
-    if not hasattr(mirrax, "strategy_of_tests"):
-        strategy = mirrax.distribute.MultiWorkerMirroredStrategy(step_timeout=60)
-        mirrax.strategy_of_tests = strategy  # type: ignore[attr-defined]
-    return fn(mirrax.strategy_of_tests, *args)  # type: ignore[attr-defined]
+    return fn(one_strategy(), *args)
+
+
+@functools.cache
+def one_strategy():
+    return mx.distribute.MultiWorkerMirroredStrategy(step_timeout=60)
 
 
 def fit_exact(strategy, rows):
@@ -65,8 +65,6 @@ def test_any_number_of_rows(run, rows):
 
 
 def fit_usual(strategy, files):
-    import keras
-
     with strategy.scope():
         model = usual_model()
     kept = keras.callbacks.ModelCheckpoint(f"{files}/{{epoch}}.keras")
@@ -95,10 +93,6 @@ def test_batch_norm_dropout_adam_and_files(run, tmp_path):
 
 def fit_shuffled(strategy):
     """Without seeds: each worker draws other numbers."""
-    import keras
-
-    import mirrax as mx
-
     worker = strategy.cluster_resolver.task_id
     np.random.seed(worker)
     with strategy.scope():
@@ -106,7 +100,6 @@ def fit_shuffled(strategy):
     results = [model.fit(*data(40), batch_size=8, epochs=2, verbose=0).history]
     dataset = mx.data.Dataset.from_tensor_slices(data(40)).shuffle(40).batch(7)
     results.append(model.fit(dataset, epochs=2, verbose=0).history)
-    del keras
     return results, model.get_weights()
 
 
@@ -132,8 +125,6 @@ def fit_other_rows(strategy):
 
 
 def fit_more_layers(strategy):
-    import keras
-
     with strategy.scope():
         model = keras.Sequential([keras.layers.Input((6,)), keras.layers.Dense(3)])
         if strategy.cluster_resolver.task_id == 1:
@@ -143,8 +134,6 @@ def fit_more_layers(strategy):
 
 
 def fit_other_units(strategy):
-    import keras
-
     with strategy.scope():
         keras.layers.Dense(3 + strategy.cluster_resolver.task_id).build((None, 6))
 
@@ -175,5 +164,3 @@ def test_a_file_that_cannot_be_written_is_an_error_on_all_workers(run):
     assert "could not write a file" in str(caught.value) or "nowhere" in str(
         caught.value
     )
-
-

@@ -35,8 +35,9 @@ def variable_of(obj: Any) -> Any:
         return obj
     held = route.held(obj)
     if not isinstance(held, Variable):
+        shown = " ".join(repr(obj).split())[:80]
         raise TypeError(
-            f"{obj!r:.200} was made outside the scope of a strategy, so that mirrax does not "
+            f"{shown} was made outside the scope of a strategy, so that mirrax does not "
             "know it. Make it, or the model that it belongs to, inside `with "
             "strategy.scope():`."
         )

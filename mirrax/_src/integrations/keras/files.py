@@ -78,7 +78,9 @@ def _write_once(model: Any, write: Callable[[], Any]) -> Any:
             error = caught
         finally:
             _here.is_writing = False
-    told = cluster.agree("a file of Keras", error and f"{type(error).__name__}: {error}")
+    told = cluster.agree(
+        "a file of Keras", error and f"{type(error).__name__}: {error}"
+    )
     if error is not None:
         raise error
     if told[0]:
@@ -98,7 +100,16 @@ def _variables_of(obj: Any) -> list[Any]:
 def _saved_parts(self: Any) -> dict[str, Any]:
     """The variables of a model, layer, optimizer or metric, by their place."""
     _build(self)
-    return {f"{i}_{v.name}": _saved(v) for i, v in enumerate(self.variables)}
+    return {name: _saved(variable) for name, variable in _named(self)}
+
+
+def _named(obj: Any) -> list[tuple[str, Any]]:
+    """Names that do not depend on how many models the process has made before."""
+    if isinstance(obj, BaseOptimizer):
+        return [(str(i), v) for i, v in enumerate(obj.variables)]
+    left_out = set(map(id, getattr(obj, "metrics_variables", ())))  # of `compile`
+    kept = [v for v in obj.variables if id(v) not in left_out]
+    return [(f"{i}_{v.name}", v) for i, v in enumerate(kept)]
 
 
 def _build(obj: Any) -> None:
@@ -128,12 +139,10 @@ def _saved(variable: Any) -> Any:
 
 
 def _replace_parts(self: Any, new: Mapping[str, Any]) -> None:
-    for i, variable in enumerate(self.variables):
-        _restore(variable, new[f"{i}_{variable.name}"])
+    for name, variable in _named(self):
+        _restore(variable, new[name])
 
 
 def _restore(variable: Any, value: Any) -> None:
     if held_variable(variable) is None:
         variable.assign(value)
-
-

@@ -56,7 +56,9 @@ def wrap(owner: Any, name: str, wrapper: Callable[..., Any]) -> None:
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         return wrapper(original, *args, **kwargs)
 
-    wrapped.__signature__ = inspect.signature(original)  # Keras does not look through wraps
+    wrapped.__signature__ = inspect.signature(
+        original
+    )  # Keras does not look through wraps
     setattr(owner, name, wrapped)
 
 

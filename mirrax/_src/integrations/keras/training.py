@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import weakref
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -33,7 +33,7 @@ from mirrax._src.integrations.keras.private import (
     trainer_module,
     wrap,
 )
-from mirrax._src.integrations.keras.variables import adopt, doing, held_variable, here
+from mirrax._src.integrations.keras.variables import adopt, doing, held_variable
 
 _METHODS = (
     *("fit", "evaluate", "predict"),
@@ -295,30 +295,28 @@ def _split(leaf: Any, mesh: ReplicaMesh) -> jax.Array:
 
 def _compare(cluster: Any, label: str, state: Any, data: Any) -> None:
     """Raises unless all workers are about to train the same model on the same batch."""
-    model = ", ".join(
-        f"{x.dtype.name}{list(x.shape)}" for x in jax.tree.leaves(state)
-    )
+    model = ", ".join(f"{x.dtype.name}{list(x.shape)}" for x in jax.tree.leaves(state))
     checksum = 0
     for leaf in jax.tree.leaves(data):
         checksum = zlib.crc32(np.ascontiguousarray(leaf).tobytes(), checksum)
     # Under the name under which variables are made: a worker that still makes one is noticed.
     found = cluster.agree("a new variable", [label, "", model, checksum])
     for k, theirs in enumerate(found):
-        here, there = cluster.names[0], cluster.names[k]
+        first, there = cluster.names[0], cluster.names[k]
         if theirs[0] != found[0][0]:
             raise ValueError(
-                f"Workers do different things: {found[0][0]} on {here}, {theirs[0]} on "
+                f"Workers do different things: {found[0][0]} on {first}, {theirs[0]} on "
                 f"{there}. All workers have to build the same model and read the same batches."
             )
         if theirs[2] != found[0][2]:
             raise ValueError(
-                f"Workers train different models. The variables of {here}: {found[0][2]}; of "
+                f"Workers train different models. The variables of {first}: {found[0][2]}; of "
                 f"{there}: {theirs[2]}."
             )
         if theirs[3] != found[0][3]:
             raise ValueError(
                 f"Workers read different batches: the first one of {there} has the shapes of "
-                f"that of {here}, but other values. Every worker reads the whole batch, of "
+                f"that of {first}, but other values. Every worker reads the whole batch, of "
                 "which it trains on its part: give the dataset's shuffle a seed, and all "
                 "workers the same files."
             )

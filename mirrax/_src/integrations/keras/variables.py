@@ -92,7 +92,7 @@ class ValueRoute(Route):
             self.write(obj, held, value)
         elif value is None or isinstance(value, Tracer) or context.is_default():
             self.hold(obj, value)
-        elif current_replica() is not None:
+        elif current_replica() is not None and (here.adopts or held is not None):
             raise _made_elsewhere(obj, held is None)
         elif held is None and here.adopts:
             self.hold(obj, _variable_of(obj, value))
