@@ -116,6 +116,28 @@ def test_fit_in_a_replica(engine):
         strategy.run(compile_if(engine, lambda: model.fit(x, y, verbose=0)))
 
 
+def test_a_distribution_of_keras_beside_a_strategy():
+    with mirrored(2).scope():
+        model = usual_model()
+    x, y = data(4, "float32")
+    distribution = keras.distribution.DataParallel(devices=["cpu:0", "cpu:1"])
+    with distribution.scope():
+        with pytest.raises(RuntimeError, match=r"set_distribution\(None\)"):
+            model.fit(x, y, verbose=0)
+
+
+def test_a_step_that_fails_leaves_the_model_as_it_was():
+    with mirrored(2).scope():
+        model = usual_model()
+    x, y = data(4, "float32")
+    model.fit(x, y, verbose=0)
+    before = model.get_weights()
+    with pytest.raises(TypeError, match="incompatible shapes"):
+        model.fit(x, y[:, :2], verbose=0)
+    for old, new in zip(before, model.get_weights(), strict=True):
+        assert (old == new).all()
+
+
 def test_a_distributed_dataset_in_fit():
     strategy = mirrored(2)
     with strategy.scope():

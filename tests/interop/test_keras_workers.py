@@ -5,8 +5,10 @@ from __future__ import annotations
 import functools
 import warnings
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers.engines import mirrored
 from helpers.waiting import SECONDS_TO_HANG
 
 import mirrax as mx
@@ -106,6 +108,58 @@ def fit_shuffled(strategy):
 def test_shuffles_without_a_seed_give_all_workers_the_same_batches(run):
     first, second = run(fit_shuffled)
     assert farthest(first, second) == 0
+
+
+def steps_of_ones_own(strategy, files):
+    """Gradients, metrics, dropout and a checkpoint in a loop; unequal parts."""
+    with strategy.scope():
+        keras.utils.set_random_seed(0)
+        layers = keras.layers
+        norm = layers.BatchNormalization(synchronized=True)
+        model = keras.Sequential(
+            [layers.Input((6,)), layers.Dense(4, use_bias=False), norm, layers.Dense(3)]
+        )
+        optimizer, mean = keras.optimizers.SGD(0.1), keras.metrics.Mean()
+        dropout = layers.Dropout(0.5, seed=3)
+
+    @mx.function
+    def step(x, y):
+        def loss():
+            return jnp.sum((model(x, training=True) - y) ** 2) / 7
+
+        value, gradients = mx.value_and_grad(loss, model.trainable_variables)()
+        optimizer.apply(gradients, model.trainable_variables)
+        mean.update_state(jnp.ones(len(x)))
+        mask = dropout(jnp.ones(8), training=True)
+        return value, mx.get_replica_context().all_gather(mask[None], axis=0)
+
+    x, y = data(28, "float32")
+    batches = mx.data.Dataset.from_tensor_slices((x, y)).batch(7)
+    losses, masks = [], []
+    for batch in strategy.experimental_distribute_dataset(batches):
+        loss, mask = strategy.run(step, batch)
+        losses.append(float(strategy.reduce("SUM", loss, axis=None)))
+        masks.append(np.asarray(strategy.experimental_local_results(mask)[0]))
+    checkpoint = mx.train.Checkpoint(model=model, optimizer=optimizer)
+    saved = checkpoint.save(f"{files}/ckpt")
+    found = [losses, masks, model.get_weights(), float(mean.count.value)]
+    model.set_weights([0 * w for w in found[2]])
+    checkpoint.restore(saved).assert_consumed()
+    model.predict(x, verbose=0)
+    return [*found, model.get_weights()]
+
+
+def test_loops_are_those_of_one_worker_with_as_many_replicas(run, tmp_path):
+    for name in ("workers", "alone"):
+        (tmp_path / name).mkdir()
+    found = run(steps_of_ones_own, str(tmp_path / "workers"))
+    expected = steps_of_ones_own(mirrored(4), str(tmp_path / "alone"))
+    for each in found:
+        assert farthest(each, expected) < 1e-5
+        assert farthest(each[2], each[4]) == 0
+    masks = expected[1]
+    assert len({mask.tobytes() for step in masks for mask in step}) == 16
+    assert expected[3] == 28
 
 
 # Errors ------------------------------------------------------------------------------------

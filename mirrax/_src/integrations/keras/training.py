@@ -18,6 +18,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import keras
 import numpy as np
 from jax.experimental.sparse import JAXSparse
 
@@ -121,6 +122,12 @@ def _in_scope(name: str) -> _Original:
             strategy = context.current().strategy
         if strategy is None:
             return original(self, *args, **kwargs)
+        if keras.distribution.distribution() is not None:
+            raise RuntimeError(
+                f"`{name}` of {self.name!r}, which was made in the scope of {strategy!r}, is "
+                "called while a distribution of Keras' own is set. One of them can divide the "
+                "work: call `keras.distribution.set_distribution(None)`."
+            )
         with strategy.entered(name):
             _take_over(self, name)
             if name == "fit":
