@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import re
@@ -215,6 +216,28 @@ def test_compiled_in_the_scope_though_made_outside():
     assert len(model.layers[0].kernel._value.devices()) == 1
     held = vars(model.layers[0].kernel)["_value"]
     assert isinstance(held, mx.distribute.MirroredVariable)
+
+
+def test_optimizer_and_metrics_made_outside_are_taken_over():
+    optimizer, metric = keras.optimizers.Adam(0.01), keras.metrics.MeanAbsoluteError()
+    with mirrored(2).scope():
+        model = usual_model()
+        model.compile(optimizer, "mse", metrics=[metric])
+    found, expected = train(model, *data(dtype="float32")), usual_alone()
+    assert farthest(found[1:], expected[1:]) < 1e-4
+    held = [vars(v)["_value"] for v in (*metric.variables, *optimizer.variables)]
+    assert all(isinstance(each, mx.Variable) for each in held)
+
+
+def test_fitted_alone_and_then_in_a_scope():
+    rows, found = data(dtype="float32"), []
+    for scope in (contextlib.nullcontext(), mirrored(2).scope()):
+        model = usual_model()
+        model.fit(*rows, verbose=0, shuffle=False)
+        with scope:
+            model.compile(keras.optimizers.Adam(0.01), "mse", metrics=["mae"])
+        found.append(train(model, *rows))
+    assert farthest(*found) < 1e-4
 
 
 def test_synchronized_batch_norm_is_accepted_and_saved(tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,9 +18,9 @@ with mirrored(2).scope():
     pass  # mirrax has done what it does to Keras
 
 
-def found(module: str, path: str = ""):
+def found(module: str, path: str = "") -> Any:
     """What is under a private name; an error if nothing is."""
-    value = importlib.import_module(f"keras.src.{module}")
+    value: Any = importlib.import_module(f"keras.src.{module}")
     for name in path.split(".") if path else ():
         value = getattr(value, name)
     return value

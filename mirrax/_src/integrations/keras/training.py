@@ -35,6 +35,7 @@ from mirrax._src.integrations.keras.private import (
     wrap,
 )
 from mirrax._src.integrations.keras.variables import adopt, doing, held_variable
+from mirrax._src.strategies.scope import check_cross_replica
 
 _METHODS = (
     *("fit", "evaluate", "predict"),
@@ -68,7 +69,7 @@ def _initialize(original: _Original, self: Any, *args: Any, **kwargs: Any) -> No
 
 def _compile(original: _Original, self: Any, *args: Any, **kwargs: Any) -> Any:
     if not context.is_default():
-        _check_not_in_replica("compile")
+        check_cross_replica(context.current().strategy, "compile")
         _take_over(self, "compile")
     strategy = strategy_of(self)
     with strategy.entered("compile") if strategy else contextlib.nullcontext():
@@ -78,11 +79,6 @@ def _compile(original: _Original, self: Any, *args: Any, **kwargs: Any) -> Any:
     if self.optimizer is not None:
         trained_by[self.optimizer] = weakref.ref(self)
     return result
-
-
-def _check_not_in_replica(name: str) -> None:
-    if context.current().replica is not None:
-        context.current().strategy.entered(name)
 
 
 def strategy_of(model: Any) -> Any:
@@ -101,17 +97,15 @@ def _take_over(model: Any, name: str) -> None:
     """Makes a model's variables those of the current strategy."""
     strategy = context.current().strategy
     known = _strategies.get(model)
-    if known is not None and known is not strategy:
-        known.entered(name).__enter__()  # says that scopes cannot be nested
+    if known is not None:
+        check_cross_replica(known, name)
+    else:  # what Keras has compiled is for one device
+        model.train_function = model.test_function = model.predict_function = None
     what = f"`{name}` of {model.name!r}"
-    is_new = known is None
     optimizer = getattr(model, "optimizer", None)
     for variable in [*model.variables, *(optimizer.variables if optimizer else ())]:
-        is_new = is_new or held_variable(variable) is None
         adopt(variable, what)
     _strategies[model] = strategy
-    if is_new:  # what Keras has compiled is for one device
-        model.train_function = model.test_function = model.predict_function = None
 
 
 def _in_scope(name: str) -> _Original:
