@@ -104,8 +104,8 @@ def test_steps_per_execution_weights_and_validation():
     def make():
         model = usual_model()
         model.compile(
-            keras.optimizers.SGD(0.05),
-            "sparse_categorical_crossentropy",
+            keras.optimizers.SGD(0.01),
+            keras.losses.SparseCategoricalCrossentropy(from_logits=True),
             weighted_metrics=["accuracy"],
             steps_per_execution=3,
         )
