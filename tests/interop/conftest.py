@@ -18,6 +18,8 @@ for _name, _value in {
 _NOT_OURS = [
     # PyTorch forks its workers, beside the threads of JAX; they never use JAX.
     r"ignore:os\.fork\(\) was called:RuntimeWarning",
+    # Keras' variables as NumPy's arrays.
+    r"ignore:__array__ implementation doesn't accept:DeprecationWarning",
 ]
 
 

@@ -13,6 +13,7 @@ from mirrax._src.base import context
 from mirrax._src.base.protocols import Mode
 from mirrax._src.base.structures import opened
 from mirrax._src.base.values import Fn, PyTree, is_leaf
+from mirrax._src.state.foreign import variable_of
 from mirrax._src.state.frame import Frame
 from mirrax._src.state.variable import Variable
 
@@ -37,6 +38,7 @@ def value_and_grad(
         has_aux: Whether `fn` returns a pair; the value then is `(value, aux)`.
     """
     leaves, tree = jax.tree.flatten(opened(variables), is_leaf=is_leaf)
+    leaves = list(map(variable_of, leaves))
     for leaf in leaves:
         if not isinstance(leaf, Variable):
             raise TypeError(

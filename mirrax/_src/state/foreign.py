@@ -20,6 +20,30 @@ LIBRARIES = {
 }
 
 
+# By the class whose attribute is routed.
+_routes: dict[type, Route] = {}
+
+
+def variable_of(obj: Any) -> Any:
+    """The `mx.Variable` that an object of another library holds; any other object as it is.
+
+    Raises:
+        TypeError: If it is such an object, but was made outside all scopes.
+    """
+    route = next((_routes[k] for k in type(obj).__mro__ if k in _routes), None)
+    if route is None:
+        return obj
+    held = route.held(obj)
+    if not isinstance(held, Variable):
+        shown = " ".join(repr(obj).split())[:80]
+        raise TypeError(
+            f"{shown} was made outside the scope of a strategy, so that mirrax does not "
+            "know it. Make it, or the model that it belongs to, inside `with "
+            "strategy.scope():`."
+        )
+    return held
+
+
 def attach() -> None:
     """Makes the libraries that are imported, now or later, work in scopes."""
     for library, ours in LIBRARIES.items():
@@ -38,6 +62,7 @@ class Route:
         self._slot = vars(owner).get(name)  # of a class with `__slots__`
         self._name = name
         setattr(owner, name, self)
+        _routes[owner] = self
 
     def held(self, obj: Any) -> Any:
         """What is in the attribute: an `mx.Variable`, or the library's own value."""

@@ -132,6 +132,7 @@ class MirroredVariable(DistributedVariable):
     def _store_merged(self, strategy: StrategyLike, value: Any, is_agreed: Any) -> None:
         """Keeps what all replicas have brought, as one if it is known to be the same."""
         if all(strategy.experimental_local_results(is_agreed)):
-            self._store_all(context.current(), strategy.first_part(value))
+            own = strategy.experimental_local_results(value)[0]
+            self._store_all(context.current(), own)
         else:
             self._update_copies(value, None)

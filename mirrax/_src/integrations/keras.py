@@ -1,1 +1,0 @@
-"""Keras in a scope."""

@@ -1,0 +1,56 @@
+"""The examples with Keras, started as a user starts them."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from helpers.waiting import SECONDS_TO_HANG
+
+import mirrax as mx
+from interop import libraries
+
+libraries.keras()
+ROOT = Path(mx.__file__).parent.parent
+
+
+def start(*arguments: str) -> list[str]:
+    """The lines that an example prints."""
+    command = [sys.executable, "-W", "ignore", *arguments]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=SECONDS_TO_HANG, cwd=ROOT
+        )
+    except subprocess.TimeoutExpired as error:
+        printed = (error.stdout or b"").decode() + (error.stderr or b"").decode()
+        pytest.fail(f"{command} did not end in {SECONDS_TO_HANG} s:\n{printed}")
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def losses_in(lines: list[str]) -> list[float]:
+    return [float(loss) for loss in re.findall(r"loss ([0-9.]+)", "\n".join(lines))]
+
+
+def percentage_in(line: str) -> float:
+    found = re.search(r"([0-9.]+)%", line)
+    assert found is not None, line
+    return float(found[1])
+
+
+def test_fit_learns_the_same_on_replicas_and_on_workers():
+    replicas = start("examples/keras_fit.py", "--replicas", "2", "--epochs", "25")
+    assert replicas[0] == "2 replicas"
+    assert percentage_in(replicas[-1]) > 85
+    run = ("-m", "mirrax", "run", "--workers", "2")
+    workers = start(*run, "examples/keras_fit.py", "--epochs", "25")
+    assert losses_in(workers) == pytest.approx(losses_in(replicas), abs=2e-3)
+    assert workers[-1].endswith(replicas[-1])
+
+
+def test_the_gan_learns_a_distribution():
+    lines = start("examples/keras_gan.py", "--steps", "600")
+    assert percentage_in(lines[-1]) > 50
