@@ -1,1 +1,397 @@
-"""Flax NNX in a scope."""
+"""Flax NNX in a scope: its variables hold an `mx.Variable`, its optimizers sum over replicas.
+
+Everything that mirrax knows of the inside of NNX is in this file, and of its BatchNorm in
+`flax_norm.py`; `tests/integrations/test_nnx_names.py` says what falls with each name.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import threading
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from flax.nnx import pytreelib, tracers, variablelib
+from flax.nnx.nn import normalization
+
+from mirrax._src.base import context
+from mirrax._src.base.context import Context
+from mirrax._src.base.jax_compat import Tracer, trace_state
+from mirrax._src.base.protocols import StrategyLike
+from mirrax._src.base.reduce_op import VariableAggregation, VariableSynchronization
+from mirrax._src.base.structures import Atom
+from mirrax._src.base.values import ReplicaValues, is_leaf
+from mirrax._src.engines.function import Function
+from mirrax._src.integrations.flax_norm import synchronised
+from mirrax._src.state import foreign
+from mirrax._src.state.variable import Variable, VariableSpec
+from mirrax._src.train.optimizer import Optimizer
+from mirrax._src.train.own_copies import OwnCopies
+
+_MADE_OUTSIDE = (
+    "{what} was made outside the scope of the strategy, so it is one plain array, which {who} "
+    "cannot change. Make the module inside `with strategy.scope():`, or bring it in with "
+    "`model = strategy.replicate(model)`."
+)
+
+# Where the code is ------------------------------------------------------------------------
+
+with jax.ensure_compile_time_eval():
+    _top_level = trace_state()
+
+
+class _Place(type(trace_state())):
+    """Where an object of NNX is made, if in a replica or a function that mirrax traces.
+
+    NNX lets only code of the same trace change the object. mirrax's own traces count as
+    none, since what they assign goes to variables; the real trace is remembered as well.
+    """
+
+    def __init__(self, seen: Any, real: Any, replica: Any) -> None:
+        self.seen, self.real, self.replica = seen, real, replica
+
+    def __eq__(self, other: object) -> bool:
+        return self.seen == (other.seen if isinstance(other, _Place) else other)
+
+    __hash__ = None  # pyright: ignore[reportAssignmentType]
+
+
+def _current_place() -> Any:
+    real, here = trace_state(), context.current()
+    frame: Any = here.frame
+    if frame is None and (here.replica is None or context.is_default()):
+        return real
+    is_ours = frame is not None and frame.is_innermost()
+    return _Place(_top_level if is_ours else real, real, here.replica)
+
+
+# Variables --------------------------------------------------------------------------------
+
+
+class _RawValue(foreign.Route):
+    """Where an `nnx.Variable` keeps its array."""
+
+    def read(self, obj: Any, variable: Variable) -> Any:
+        if not isinstance(obj, nnx.RngState):
+            return variable.read_value()
+        replica = _spread_replica()
+        value = _split_keys(replica).get(variable.number)
+        if value is None:
+            value = variable.read_value()
+            if replica is not None and isinstance(obj, nnx.RngKey):
+                value = _fold_in(value, replica.replica_id_in_sync_group)
+        return value
+
+    def write(self, obj: Any, variable: Variable, value: Any) -> None:
+        if isinstance(obj, nnx.RngState):
+            replica = _spread_replica()
+            split = _split_keys(replica)
+            split.pop(variable.number, None)
+            if jnp.shape(value) != variable.shape:
+                split[variable.number] = value
+                return
+            # Replicas have keys of their own, made from one that they cannot change.
+            if replica is not None and isinstance(obj, nnx.RngKey):
+                return
+        if isinstance(value, nnx.Variable):
+            value = value.get_raw_value()
+        here = context.current()
+        is_together = here.replica is None or context.is_default()
+        if is_together and here.frame is None and _is_count(variable):
+            # Shares of it would not add up again.
+            OwnCopies(variable).put(np.asarray(value, variable.dtype)[None])
+        else:
+            variable.assign(value)
+
+    def like(self, obj: Any, value: Any) -> Any:
+        return obj.replace(value)
+
+    def hold(self, obj: Any, value: Any) -> None:
+        here = context.current()
+        is_spread = here.replica is not None and here.strategy.num_replicas_in_sync > 1
+        if here.frame is not None or is_spread:
+            self._check_own(obj, here)
+        super().hold(obj, value)
+
+    def _check_own(self, obj: Any, here: Context) -> None:
+        """Raises if replicas, or a traced function, change what was there before them."""
+        try:
+            self.held(obj)
+        except AttributeError:  # it is being made
+            return
+        place = obj._trace_state.jax_trace
+        is_ours = isinstance(place, _Place) and place.replica is here.replica
+        if is_ours and place.real == trace_state():
+            return
+        who = "a compiled function" if here.replica is None else "replicas"
+        raise ValueError(_MADE_OUTSIDE.format(what=_describe(obj), who=who))
+
+
+def _is_count(variable: Variable) -> bool:
+    is_summed = variable.aggregation is VariableAggregation.SUM
+    return is_summed and jnp.issubdtype(variable.dtype, jnp.integer)
+
+
+def _fold_in(key: jax.Array, replica_id: jax.Array) -> jax.Array:
+    fold = jax.random.fold_in
+    for _ in range(key.ndim):  # the keys of stacked layers
+        fold = jax.vmap(fold, in_axes=(0, None))
+    return fold(key, replica_id)
+
+
+def _spread_replica() -> Any:
+    """The replica that the code runs for, if there are others."""
+    here = context.current()
+    is_alone = here.replica is None or here.strategy.num_replicas_in_sync == 1
+    return None if is_alone else here.replica
+
+
+class _SplitKeys(threading.local):
+    def __init__(self) -> None:
+        self.by_number: dict[int, Any] = {}
+
+
+_split_outside = _SplitKeys()
+
+
+def _split_keys(replica: Any) -> dict[int, Any]:
+    """What `nnx.split_rngs` puts in the place of a variable for a while: another shape."""
+    if replica is None:
+        return _split_outside.by_number
+    return vars(replica).setdefault("nnx_split_keys", {})
+
+
+def _describe(variable: Any) -> str:
+    """A variable of NNX for messages: `nnx.Param 'Linear.kernel', of shape (2, 3)`."""
+    names = [
+        f"{type(owner).__name__}.{name}"
+        for owner in _owners(variable)
+        for name, value in vars(owner).items()
+        if value is variable
+    ]
+    kind, shape = type(variable).__name__, jnp.shape(variable.get_raw_value())
+    return f"nnx.{kind} {min(names, default='')!r}, of shape {shape},"
+
+
+def _owners(variable: Any) -> list[Any]:
+    found = gc.get_referrers(variable)
+    dicts = {id(x) for x in found if isinstance(x, dict)}
+    owners = [x for x in found if isinstance(x, nnx.Pytree)]
+    for each in found:
+        if isinstance(each, dict) and "_pytree__state" in each:
+            holders = gc.get_referrers(each)
+            owners += [x for x in holders if isinstance(x, nnx.Pytree)]
+    return owners if dicts or owners else []
+
+
+_raw_value = _RawValue(nnx.Variable, "_raw_value")
+
+
+def _scope() -> StrategyLike | None:
+    """The strategy in whose scope the code is, outside replicas and traced functions."""
+    here = context.current()
+    is_plain = here.replica is None and here.updating is None and here.frame is None
+    return here.strategy if is_plain and not context.is_default() else None
+
+
+def _adopt(variable: Any, strategy: StrategyLike, name: str) -> None:
+    """Has a variable of NNX hold one of the strategy's, unless its value is no array."""
+    if variable.hijax or variable.ref:
+        option = "hijax" if variable.hijax else "ref"
+        raise NotImplementedError(
+            f"nnx.{variable.var_type.__name__} {name!r} is made with `{option}=True` in the "
+            "scope of a strategy, which keeps the value itself. Leave the option out "
+            f"(`nnx.var_defaults({option}=False)`)."
+        )
+    value = _raw_value.held(variable)
+    if isinstance(value, Variable):
+        value.name = name
+        return
+    if isinstance(value, Tracer) or not isinstance(value, jax.Array | np.ndarray):
+        return
+    synchronization = VariableSynchronization.AUTO
+    aggregation = VariableAggregation.NONE
+    is_float = jnp.issubdtype(value.dtype, jnp.floating)
+    if isinstance(variable, nnx.BatchStat) and is_float:
+        synchronization = VariableSynchronization.ON_READ
+        aggregation = VariableAggregation.MEAN
+    elif isinstance(variable, nnx.metrics.MetricState):
+        synchronization = VariableSynchronization.ON_READ
+        aggregation = VariableAggregation.SUM
+    is_trained = isinstance(variable, nnx.Param)
+    spec = VariableSpec(
+        value, is_trained, name, None, synchronization, aggregation=aggregation
+    )
+    foreign.Route.hold(_raw_value, variable, strategy.extended.create_variable(spec))
+
+
+def _adopt_all(module: Any, strategy: StrategyLike) -> None:
+    """Adopts what is in a module, and names it by its place in there."""
+    for path, value in nnx.iter_graph(module):
+        if isinstance(value, nnx.Variable):
+            name = ".".join(map(str, (type(module).__name__, *path)))
+            _adopt(value, strategy, name)
+
+
+def _make_variable(cls: Any, *args: Any, **kwargs: Any) -> Any:
+    variable = _make_variable_plain(cls, *args, **kwargs)
+    strategy = _scope()
+    if strategy is not None:
+        _adopt(variable, strategy, cls.__name__)
+    return variable
+
+
+def _construct(cls: Any, self: Any, *args: Any, **kwargs: Any) -> None:
+    _construct_plain(cls, self, *args, **kwargs)
+    strategy = _scope()
+    if strategy is not None:
+        _adopt_all(self, strategy)
+
+
+# Modules ----------------------------------------------------------------------------------
+
+
+def _set_attribute(self: Any, name: str, value: Any) -> None:
+    before = vars(self).get(name, self)
+    _set_attribute_plain(self, name, value)
+    if before is not self and before is not value:
+        foreign.settings.note(self, name, before, vars(self)[name])
+
+
+def _check_module(module: Any) -> None:
+    """Raises for a module whose arrays a program would keep as they are now."""
+    for _, value in nnx.iter_graph(module):
+        if not isinstance(value, nnx.Variable):
+            continue
+        held = _raw_value.held(value)
+        if isinstance(held, jax.Array | np.ndarray) and not isinstance(held, Tracer):
+            raise ValueError(
+                f"A compiled function takes a {type(module).__name__} as an argument. "
+                + _MADE_OUTSIDE.format(what=_describe(value), who="a compiled function")
+            )
+
+
+def _replicate(strategy: StrategyLike, module: Any) -> Any:
+    with strategy.scope():
+        graph, state = nnx.split(module)
+        copied = nnx.merge(graph, jax.tree.map(jnp.copy, state))
+        _adopt_all(copied, strategy)
+    return copied
+
+
+def _saved_parts(module: Any) -> dict[str, Any]:
+    parts: dict[str, Any] = {}
+    for path, value in nnx.iter_graph(module):
+        if isinstance(value, nnx.Variable):
+            held = _raw_value.held(value)
+            is_metric = isinstance(held, Variable) and isinstance(
+                value, nnx.metrics.MetricState
+            )
+            parts["/".join(map(str, path))] = OwnCopies(held) if is_metric else held
+    return parts
+
+
+def _replace_parts(module: Any, parts: dict[str, Any]) -> None:
+    for path, value in nnx.iter_graph(module):
+        name = "/".join(map(str, path))
+        if isinstance(value, nnx.Variable) and not isinstance(
+            parts.get(name, Variable), Variable | OwnCopies | type
+        ):
+            value.set_value(parts[name])
+
+
+# Optimizers and metrics -------------------------------------------------------------------
+
+
+class _Summing(Optimizer):
+    """A transformation that sums gradients over replicas, of an `nnx.Optimizer`."""
+
+    __module__ = "mirrax.train"
+
+    def __init__(self, transformation: Any) -> None:
+        super().__init__(transformation)
+        self.transformation = transformation
+        self.compiled = Function(_update_in_replica)
+
+
+def _make_optimizer(self: Any, model: Any, tx: Any, **kwargs: Any) -> None:
+    if _scope() is not None:
+        if isinstance(tx, Optimizer):
+            raise TypeError(
+                "`nnx.Optimizer` is given an `mx.train.Optimizer`. Give it the Optax "
+                "transformation itself: made in a scope, it sums gradients over replicas."
+            )
+        tx = _Summing(tx)
+    _make_optimizer_plain(self, model, tx, **kwargs)
+
+
+def _update_in_replica(
+    optimizer: Any, model: Any, grads: Any, options: dict[str, Any]
+) -> Any:
+    return _update_plain(optimizer, model, grads, **options)
+
+
+def _update(self: Any, model: Any, *grads: Any, **options: Any) -> Any:
+    """`nnx.Optimizer.update`, where several replicas call it or bring their gradients."""
+    if not isinstance(self.tx, _Summing) or not grads:
+        return _update_plain(self, model, *grads, **options)
+    here, compiled = context.current(), self.tx.compiled
+    given = jax.tree.leaves((grads, options), is_leaf=is_leaf)
+    if any(isinstance(leaf, ReplicaValues) for leaf in given):
+        owner = _raw_value.held(self.step).strategy
+        return owner.run(compiled, (self, model, *grads, options))
+    if here.replica is None:
+        return _update_plain(self, model, *grads, **{"aggregate": False} | options)
+    if here.frame is not None or here.strategy.num_replicas_in_sync == 1:
+        return _update_plain(self, model, *grads, **options)
+
+    def merge(strategy: StrategyLike, *given: Any) -> Any:
+        return strategy.run(compiled, (self, model, *given))
+
+    return here.replica.merge("nnx.Optimizer.update", merge, (*grads, options))
+
+
+def _update_welford(self: Any, **kwargs: Any) -> None:
+    if _spread_replica() is not None:
+        raise NotImplementedError(
+            "`nnx.metrics.Welford` cannot be updated in several replicas: what they hold does "
+            "not add up to that of all examples. Use `nnx.metrics.Average`, of the values and "
+            "of their squares; or update it outside `run`."
+        )
+    _update_welford_plain(self, **kwargs)
+
+
+# What of NNX is replaced ------------------------------------------------------------------
+
+_make_variable_plain = variablelib.VariableMeta._variable_meta_call
+_construct_plain = pytreelib.PytreeMeta._pytree_meta_construct
+_set_attribute_plain = pytreelib.Pytree._setattr
+_make_optimizer_plain = nnx.Optimizer.__init__
+_update_plain = nnx.Optimizer.update
+_update_welford_plain = nnx.metrics.Welford.update
+
+
+def _replace(owner: Any, name: str, new: Any) -> None:
+    setattr(owner, name, functools.wraps(getattr(owner, name))(new))
+
+
+_replace(tracers, "current_jax_trace", _current_place)
+_replace(variablelib.VariableMeta, "_variable_meta_call", _make_variable)
+_replace(pytreelib.PytreeMeta, "_pytree_meta_construct", _construct)
+_replace(pytreelib.Pytree, "_setattr", _set_attribute)
+_replace(nnx.Optimizer, "__init__", _make_optimizer)
+_replace(nnx.Optimizer, "update", _update)
+_replace(nnx.metrics.Welford, "update", _update_welford)
+_replace(normalization, "_compute_stats", synchronised(normalization._compute_stats))
+
+# A module is one leaf of arguments and results, told apart by identity.
+nnx.Pytree.__bases__ = (*nnx.Pytree.__bases__, Atom)
+foreign.module_kinds.append(
+    foreign.ModuleKind(
+        nnx.Pytree, _check_module, _replicate, _saved_parts, _replace_parts
+    )
+)

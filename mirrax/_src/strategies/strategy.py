@@ -24,6 +24,7 @@ from mirrax._src.base.values import (
     ReplicaValues,
     first_copy,
     is_leaf,
+    is_numeric,
     join,
     on_device,
     parts_of,
@@ -32,7 +33,9 @@ from mirrax._src.base.values import (
 from mirrax._src.collectives.programs import first_of_all, run_on_parts
 from mirrax._src.engines.dispatch import run_replicas
 from mirrax._src.input.feeding import Feeding, check_not_in_replica
+from mirrax._src.state import foreign
 from mirrax._src.state.distributed import DistributedVariable
+from mirrax._src.state.variable import Variable
 from mirrax._src.strategies import reducing
 from mirrax._src.strategies.arguments import RunOptions, ValueContext, checked_run
 from mirrax._src.strategies.extended import StrategyExtended
@@ -62,6 +65,7 @@ class Strategy(Feeding):
         self.replica_mesh: ReplicaMesh = mesh  # pyright: ignore[reportAttributeAccessIssue]
         self._stop_reason: str | None = None
         self.stepper = Stepper(self)
+        foreign.attach()
 
     # What it is ----------------------------------------------------------------------
 
@@ -353,6 +357,11 @@ class Strategy(Feeding):
         mesh = self.replica_mesh
 
         def mirror(x: Any) -> Any:
+            module_kind = foreign.module_kind(x)
+            if module_kind is not None:
+                return module_kind.replicate(self, x)
+            if not is_numeric(x) and not isinstance(x, Mirrored | Variable):
+                return x
             # A copy of its own, so that donating the state never takes the user's array. A
             # number gets the dtype for good: every step must see the type of the last one.
             array = jnp.array(x, dtype=jnp.asarray(x).dtype, copy=True)
@@ -361,7 +370,7 @@ class Strategy(Feeding):
             whole = mesh.mirror(array)
             return Mirrored.of(whole, mesh) if mesh.size > 1 else first_copy(whole)
 
-        return jax.tree.map(mirror, tree)
+        return jax.tree.map(mirror, tree, is_leaf=is_leaf)
 
     # For the layers below, which know a strategy only by these ------------------------
 
