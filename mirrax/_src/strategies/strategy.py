@@ -65,7 +65,8 @@ class Strategy(Feeding):
         self.replica_mesh: ReplicaMesh = mesh  # pyright: ignore[reportAttributeAccessIssue]
         self._stop_reason: str | None = None
         self.stepper = Stepper(self)
-        foreign.attach()
+        if mesh is not None:
+            foreign.attach()
 
     # What it is ----------------------------------------------------------------------
 
