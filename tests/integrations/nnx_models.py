@@ -38,6 +38,9 @@ class Training:
     def __init__(self, **options: Any) -> None:
         self.model = Net(nnx.Rngs(0), **options)
         transformation = optax.chain(optax.clip_by_global_norm(0.5), optax.adam(0.05))
+        if "norm" in options:
+            # The gradient of a bias before it is zero but for rounding, which Adam amplifies.
+            transformation = optax.sgd(0.1, momentum=0.9)
         self.optimizer = nnx.Optimizer(self.model, transformation, wrt=nnx.Param)
         self.metrics = nnx.MultiMetric(loss=nnx.metrics.Average("loss"))
 

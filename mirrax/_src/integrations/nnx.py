@@ -330,29 +330,31 @@ def _make_optimizer(self: Any, model: Any, tx: Any, **kwargs: Any) -> None:
 
 
 def _update_in_replica(
-    optimizer: Any, model: Any, grads: Any, options: dict[str, Any]
+    optimizer: Any, model: Any, grads: Any, aggregate: bool, extra: dict[str, Any]
 ) -> Any:
-    return _update_plain(optimizer, model, grads, **options)
+    return _update_plain(optimizer, model, grads, aggregate=aggregate, **extra)
 
 
-def _update(self: Any, model: Any, *grads: Any, **options: Any) -> Any:
+def _update(self: Any, model: Any, *grads: Any, **extra: Any) -> Any:
     """`nnx.Optimizer.update`, where several replicas call it or bring their gradients."""
-    if not isinstance(self.tx, _Summing) or not grads:
-        return _update_plain(self, model, *grads, **options)
+    if not isinstance(self.tx, _Summing) or len(grads) != 1:
+        return _update_plain(self, model, *grads, **extra)
     here, compiled = context.current(), self.tx.compiled
-    given = jax.tree.leaves((grads, options), is_leaf=is_leaf)
+    replica: Any = here.replica
+    aggregate = extra.pop("aggregate", replica is not None)
+    given = jax.tree.leaves((grads, extra), is_leaf=is_leaf)
     if any(isinstance(leaf, ReplicaValues) for leaf in given):
         owner = _raw_value.held(self.step).strategy
-        return owner.run(compiled, (self, model, *grads, options))
-    if here.replica is None:
-        return _update_plain(self, model, *grads, **{"aggregate": False} | options)
-    if here.frame is not None or here.strategy.num_replicas_in_sync == 1:
-        return _update_plain(self, model, *grads, **options)
+        return owner.run(compiled, (self, model, *grads, True, extra))
+    is_alone = replica is None or here.strategy.num_replicas_in_sync == 1
+    if here.frame is not None or is_alone:
+        return _update_plain(self, model, *grads, aggregate=aggregate, **extra)
 
     def merge(strategy: StrategyLike, *given: Any) -> Any:
-        return strategy.run(compiled, (self, model, *given))
+        grads, extra = replica.rejoined(given)
+        return strategy.run(compiled, (self, model, grads, aggregate, extra))
 
-    return here.replica.merge("nnx.Optimizer.update", merge, (*grads, options))
+    return replica.merge("nnx.Optimizer.update", merge, (*grads, extra))
 
 
 def _update_welford(self: Any, **kwargs: Any) -> None:
