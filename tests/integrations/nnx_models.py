@@ -21,7 +21,7 @@ class Net(nnx.Module):
     """Two linear layers; between them a BatchNorm and a dropout, if asked for."""
 
     def __init__(self, rngs: nnx.Rngs, norm: dict | None = None, rate: float = 0.0):
-        self.first = nnx.Linear(3, 8, rngs=rngs)
+        self.first: Any = nnx.Linear(3, 8, rngs=rngs)
         self.norm = nnx.BatchNorm(8, rngs=rngs, **norm) if norm is not None else None
         self.dropout = nnx.Dropout(rate, rngs=rngs)
         self.last = nnx.Linear(8, 1, rngs=rngs)
@@ -36,16 +36,16 @@ class Training:
     """A model with its optimizer and metrics, and a step that changes all of them."""
 
     def __init__(self, **options: Any) -> None:
-        self.model = Net(nnx.Rngs(0), **options)
+        self.model: Any = Net(nnx.Rngs(0), **options)
         transformation = optax.chain(optax.clip_by_global_norm(0.5), optax.adam(0.05))
         if "norm" in options:
             # The gradient of a bias before it is zero but for rounding, which Adam amplifies.
             transformation = optax.sgd(0.1, momentum=0.9)
         self.optimizer = nnx.Optimizer(self.model, transformation, wrt=nnx.Param)
-        self.metrics = nnx.MultiMetric(loss=nnx.metrics.Average("loss"))
+        self.metrics: Any = nnx.MultiMetric(loss=nnx.metrics.Average("loss"))
 
     @property
-    def objects(self) -> tuple[Any, ...]:
+    def objects(self) -> tuple[Any, Any, Any]:
         return self.model, self.optimizer, self.metrics
 
     def weights(self) -> dict[str, np.ndarray]:
@@ -91,7 +91,7 @@ def on_replicas(
 
     is_closure = style == "closure"
     fn = compile_if(engine, closing if is_closure else step)
-    args = data if is_closure else (*training.objects, *data)
+    args = data if is_closure else [*training.objects, *data]
     for _ in range(steps):
         strategy.run(fn, args)
     return training

@@ -281,7 +281,7 @@ def test_an_nnx_jit_inside(engine: str, two_cpus: Any) -> None:
 @both_engines
 def test_dropout_differs_between_replicas_and_steps(engine: str, two_cpus: Any) -> None:
     with two_cpus.scope():
-        dropout = nnx.Dropout(0.5, rngs=nnx.Rngs(0))
+        dropout: Any = nnx.Dropout(0.5, rngs=nnx.Rngs(0))
     fn = compile_if(engine, lambda: dropout(jnp.ones(64)))
     masks = [m for _ in range(2) for m in parts(two_cpus, two_cpus.run(fn))]
     assert len({tuple(mask) for mask in masks}) == 4

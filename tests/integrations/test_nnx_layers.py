@@ -18,7 +18,7 @@ import mirrax as mx
 
 from .nnx_models import Net, Training, X, Y, assert_close, on_replicas, one_device, step
 
-SYNC = {"axis_name": "replica"}
+SYNC: dict[str, Any] = {"axis_name": "replica"}
 norms = pytest.mark.parametrize(
     "options",
     [{}, {"use_fast_variance": False}, {"momentum": 0.5, "use_bias": False}],
@@ -186,7 +186,7 @@ def test_a_model_made_outside_is_named(engine: str, two_cpus: Any) -> None:
 
 
 def test_a_model_made_outside_as_an_argument(two_cpus: Any) -> None:
-    outside = nnx.Linear(3, 1, rngs=nnx.Rngs(0))
+    outside: Any = nnx.Linear(3, 1, rngs=nnx.Rngs(0))
     with pytest.raises(
         ValueError, match=r"takes a Linear as an argument.*strategy\.replicate"
     ):
@@ -216,6 +216,41 @@ def test_a_model_of_another_strategy(engine: str, two_cpus: Any) -> None:
         two_cpus.run(compile_if(engine, lambda m: m(X)), (model,))
 
 
+@both_engines
+def test_what_is_captured_in_replicas(engine: str, two_cpus: Any) -> None:
+    class Sowing(nnx.Module):
+        def __call__(self, x: Any) -> Any:
+            self.sow(nnx.Intermediate, "seen", x + 1)
+            return x
+
+    with two_cpus.scope():
+        model = Sowing()
+
+    def fn(x: Any) -> Any:
+        capturing: Any = nnx.capture(model, nnx.Intermediate)
+        _, found = capturing(x)
+        return found["seen"].get_value()[0]
+
+    x = per_replica(two_cpus, 1.0, 2.0)
+    assert parts(two_cpus, two_cpus.run(compile_if(engine, fn), (x,))) == [2.0, 3.0]
+
+
+@pytest.mark.filterwarnings("ignore:Using 'Module.sow:DeprecationWarning")
+@both_engines
+def test_what_is_sown_in_replicas(engine: str, two_cpus: Any) -> None:
+    class Sowing(nnx.Module):
+        def __call__(self, x: Any) -> None:
+            self.sow(nnx.Intermediate, "seen", x)
+
+    with two_cpus.scope():
+        model = Sowing()
+    with pytest.raises(
+        ValueError, match=r"nnx\.Intermediate 'Sowing\.seen'.*Return the"
+    ):
+        two_cpus.run(compile_if(engine, model), (X,))
+        nnx.to_pure_dict(nnx.state(model))
+
+
 @pytest.mark.parametrize("option", ["hijax", "ref"])
 def test_other_kinds_of_variables(option: str, two_cpus: Any) -> None:
     with (
@@ -240,7 +275,8 @@ def test_an_optimizer_of_mirrax_as_transformation(two_cpus: Any) -> None:
     with two_cpus.scope():
         model = Net(nnx.Rngs(0))
         with pytest.raises(TypeError, match="Optax transformation itself"):
-            nnx.Optimizer(model, mx.train.Optimizer(optax.sgd(0.1)), wrt=nnx.Param)
+            wrong: Any = mx.train.Optimizer(optax.sgd(0.1))
+            nnx.Optimizer(model, wrong, wrt=nnx.Param)
 
 
 def test_another_shape_is_refused(two_cpus: Any) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import optax
 from flax import nnx
@@ -29,7 +31,7 @@ def train(strategy, rows, is_compiled):
     with strategy.scope():
         model = Net(nnx.Rngs(0))
         optimizer = nnx.Optimizer(model, optax.sgd(0.1, momentum=0.9), wrt=nnx.Param)
-        metrics = nnx.MultiMetric(loss=nnx.metrics.Average("loss"))
+        metrics: Any = nnx.MultiMetric(loss=nnx.metrics.Average("loss"))
 
     def step(model, optimizer, metrics, x):
         def loss(model):

@@ -20,7 +20,7 @@ from flax.nnx.nn import normalization
 
 from mirrax._src.base import context
 from mirrax._src.base.context import Context
-from mirrax._src.base.jax_compat import Tracer, trace_state
+from mirrax._src.base.jax_compat import Tracer, outside_traces, trace_state
 from mirrax._src.base.protocols import StrategyLike
 from mirrax._src.base.reduce_op import VariableAggregation, VariableSynchronization
 from mirrax._src.base.structures import Atom
@@ -36,6 +36,10 @@ _MADE_OUTSIDE = (
     "{what} was made outside the scope of the strategy, so it is one plain array, which {who} "
     "cannot change. Make the module inside `with strategy.scope():`, or bring it in with "
     "`model = strategy.replicate(model)`."
+)
+_MADE_ELSEWHERE = (
+    "{what} was made in a compiled function, or in another replica (by `sow`, say), and "
+    "belongs there. Return the value from the function instead."
 )
 
 # Where the code is ------------------------------------------------------------------------
@@ -127,8 +131,17 @@ class _RawValue(foreign.Route):
         is_ours = isinstance(place, _Place) and place.replica is here.replica
         if is_ours and place.real == trace_state():
             return
+        if isinstance(place, _Place):
+            raise ValueError(_MADE_ELSEWHERE.format(what=_describe(obj)))
         who = "a compiled function" if here.replica is None else "replicas"
         raise ValueError(_MADE_OUTSIDE.format(what=_describe(obj), who=who))
+
+    def __get__(self, obj: Any, owner: type | None = None) -> Any:
+        value = super().__get__(obj, owner)
+        one = value[0] if type(value) is tuple and value else value  # what is sown
+        if isinstance(one, Tracer) and outside_traces():
+            raise ValueError(_MADE_ELSEWHERE.format(what=_describe(obj)))
+        return value
 
 
 def _is_count(variable: Variable) -> bool:
@@ -173,8 +186,9 @@ def _describe(variable: Any) -> str:
         for name, value in vars(owner).items()
         if value is variable
     ]
-    kind, shape = type(variable).__name__, jnp.shape(variable.get_raw_value())
-    return f"nnx.{kind} {min(names, default='')!r}, of shape {shape},"
+    held = _raw_value.held(variable)
+    shape = f", of shape {held.shape}," if hasattr(held, "shape") else ""
+    return f"nnx.{type(variable).__name__} {min(names, default='')!r}{shape}"
 
 
 def _owners(variable: Any) -> list[Any]:
@@ -275,7 +289,7 @@ def _check_module(module: Any) -> None:
             )
 
 
-def _replicate(strategy: StrategyLike, module: Any) -> Any:
+def _replicate(strategy: Any, module: Any) -> Any:
     with strategy.scope():
         graph, state = nnx.split(module)
         copied = nnx.merge(graph, jax.tree.map(jnp.copy, state))
@@ -340,7 +354,7 @@ def _update(self: Any, model: Any, *grads: Any, **extra: Any) -> Any:
     if not isinstance(self.tx, _Summing) or len(grads) != 1:
         return _update_plain(self, model, *grads, **extra)
     here, compiled = context.current(), self.tx.compiled
-    replica: Any = here.replica
+    replica = here.replica
     aggregate = extra.pop("aggregate", replica is not None)
     given = jax.tree.leaves((grads, extra), is_leaf=is_leaf)
     if any(isinstance(leaf, ReplicaValues) for leaf in given):
@@ -350,11 +364,13 @@ def _update(self: Any, model: Any, *grads: Any, **extra: Any) -> Any:
     if here.frame is not None or is_alone:
         return _update_plain(self, model, *grads, aggregate=aggregate, **extra)
 
+    meeting: Any = replica
+
     def merge(strategy: StrategyLike, *given: Any) -> Any:
-        grads, extra = replica.rejoined(given)
+        grads, extra = meeting.rejoined(given)
         return strategy.run(compiled, (self, model, grads, aggregate, extra))
 
-    return replica.merge("nnx.Optimizer.update", merge, (*grads, extra))
+    return meeting.merge("nnx.Optimizer.update", merge, (*grads, extra))
 
 
 def _update_welford(self: Any, **kwargs: Any) -> None:
