@@ -475,3 +475,95 @@ def test_a_model_made_outside_is_brought_in(two_cpus: Any) -> None:
         model.last.kernel[...], one_device(1).model.last.kernel[...], atol=1e-6
     )
     assert_close(outside.weights(), Training().weights(), 0)
+
+
+# What programs keep -----------------------------------------------------------------------
+
+
+def test_a_plain_model_that_is_changed_outside_is_noticed(two_cpus: Any) -> None:
+    teacher = nnx.Linear(3, 1, rngs=nnx.Rngs(0))
+    fn = mx.function(lambda: teacher(X))
+    for scale in (1.0, 2.0, 3.0):
+        teacher.kernel[...] = jnp.full((3, 1), scale)
+        np.testing.assert_allclose(
+            parts(two_cpus, two_cpus.run(fn))[1],
+            X.sum(1, keepdims=True) * scale,
+            rtol=1e-5,
+        )
+    assert fn.trace_count == 3
+
+
+def test_counting_in_a_module_traces_once(two_cpus: Any) -> None:
+    class Counting(nnx.Module):
+        def __init__(self) -> None:
+            self.calls = None
+            self.calls = 0
+
+        def __call__(self, x: Any) -> Any:
+            self.calls += 1
+            return x
+
+    with two_cpus.scope():
+        model = Counting()
+    fn = mx.function(lambda x: model(x))
+    for _ in range(3):
+        two_cpus.run(fn, (X,))
+    assert (fn.trace_count, model.calls) == (1, 1)
+    Counting()
+    two_cpus.run(fn, (X,))
+    assert fn.trace_count == 1
+
+
+def test_many_traces_name_the_attribute(two_cpus: Any) -> None:
+    with two_cpus.scope():
+        model = nnx.Dropout(0.5, rngs=nnx.Rngs(0))
+    fn = mx.function(lambda: model(jnp.ones(3)))
+    with pytest.warns(UserWarning, match=r"because Dropout\.rate has changed"):
+        for i in range(5):
+            model.rate = i / 10
+            two_cpus.run(fn)
+
+
+@both_engines
+def test_an_optimizer_made_outside(engine: str, two_cpus: Any) -> None:
+    with two_cpus.scope():
+        model = nnx.Dict(w=nnx.Param(jnp.float32(5.0)))
+    optimizer = nnx.Optimizer(model, optax.sgd(0.1), wrt=nnx.Param)
+
+    def update() -> None:
+        optimizer.update(model, nnx.grad(lambda m: m.w[...] * 1.0)(model))
+
+    with pytest.raises(ValueError, match=r"nnx\.OptState 'Optimizer\.step'"):
+        two_cpus.run(compile_if(engine, update))
+    assert model.w[...] == 5.0
+
+
+@both_engines
+def test_an_average_of_weights(engine: str, two_cpus: Any) -> None:
+    with two_cpus.scope():
+        model = nnx.Dict(w=nnx.Param(jnp.float32(4.0)))
+        average = nnx.EMA(model, decay=0.5, only=nnx.Param)
+
+    def update() -> None:
+        model.w[...] += 2.0
+        average.update(model)
+
+    for _ in range(2):
+        two_cpus.run(compile_if(engine, update))
+    plain = nnx.Dict(w=nnx.Param(jnp.float32(4.0)))
+    alone = nnx.EMA(plain, decay=0.5, only=nnx.Param)
+    for _ in range(2):
+        plain.w[...] += 2.0
+        alone.update(plain)
+    found, expected = (nnx.to_pure_dict(nnx.state(e)) for e in (average, alone))
+    assert_close(found, expected)
+
+
+def test_a_module_made_in_a_replica_and_returned(two_cpus: Any) -> None:
+    with two_cpus.scope():
+        model = nnx.Linear(3, 1, rngs=nnx.Rngs(0))
+    made = two_cpus.run(mx.function(lambda: nnx.clone(model)))
+    with pytest.raises(
+        ValueError, match=r"nnx\.Param 'Linear\.kernel'.*Return the value"
+    ):
+        made(X)

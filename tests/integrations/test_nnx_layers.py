@@ -306,3 +306,25 @@ def test_equinox(two_cpus: Any) -> None:
 
     found = two_cpus.run(mx.function(fn), (two_cpus.replicate(model), X))
     np.testing.assert_allclose(parts(two_cpus, found)[1], fn(model, X), atol=1e-6)
+
+
+def test_equinox_norms_over_unequal_parts_are_refused(two_cpus: Any) -> None:
+    eqx = pytest.importorskip("equinox")
+    norm, state = eqx.nn.make_with_state(eqx.nn.BatchNorm)(
+        3, axis_name=["batch", "replica"], mode="batch"
+    )
+
+    def fn(x: Any, state: Any) -> Any:
+        out, _ = jax.vmap(
+            norm, axis_name="batch", in_axes=(0, None), out_axes=(0, None)
+        )(x, state)
+        return out
+
+    even = per_replica(two_cpus, X[:3], X[3:6])
+    found = np.concatenate(
+        parts(two_cpus, two_cpus.run(mx.function(fn), (even, state)))
+    )
+    np.testing.assert_allclose(found.mean(0), 0, atol=1e-6)
+    uneven = per_replica(two_cpus, X[:4], X[4:])
+    with pytest.raises(NotImplementedError, match=r"equinox\.nn\.BatchNorm"):
+        two_cpus.run(mx.function(fn), (uneven, state))

@@ -266,9 +266,12 @@ def placed(array: Any, mesh: ReplicaMesh | None) -> Any:
 def explain_change(old: Any, new: Any) -> str:
     """What is different in the key of a call (place, signature, shapes), in words."""
     if old is None or old[0] != new[0]:
+        tokens = [key[0][-1] for key in (old, new) if key and isinstance(key[0], tuple)]
+        is_known = len(tokens) == 2 and all(isinstance(t, frozenset) for t in tokens)
+        attributes = foreign.settings.explain(*tokens) if is_known else ""
         return (
-            "it runs under another strategy, with other settings of JAX, or an attribute of a "
-            "module has changed"
+            attributes
+            or "it runs under another strategy, or with other settings of JAX"
         )
     signature, avals = new[1:]
     if old[1].tree != signature.tree:

@@ -118,10 +118,12 @@ class _RawValue(foreign.Route):
         here = context.current()
         is_spread = here.replica is not None and here.strategy.num_replicas_in_sync > 1
         if here.frame is not None or is_spread:
-            self._check_own(obj, here)
+            self.check_own(obj, here)
+        elif id(obj) in _kept:
+            _kept[id(obj)].change()
         super().hold(obj, value)
 
-    def _check_own(self, obj: Any, here: Context) -> None:
+    def check_own(self, obj: Any, here: Context) -> None:
         """Raises if replicas, or a traced function, change what was there before them."""
         try:
             self.held(obj)
@@ -136,12 +138,38 @@ class _RawValue(foreign.Route):
         who = "a compiled function" if here.replica is None else "replicas"
         raise ValueError(_MADE_OUTSIDE.format(what=_describe(obj), who=who))
 
+    def _keep(self, obj: Any) -> None:
+        """Notes that a program which is traced keeps the value of a plain variable."""
+        is_older = not isinstance(obj._trace_state.jax_trace, _Place)
+        if is_older and not isinstance(self.held(obj), Variable):
+            _kept.setdefault(id(obj), Plain(type(obj).__name__))
+
     def __get__(self, obj: Any, owner: type | None = None) -> Any:
         value = super().__get__(obj, owner)
+        if context.current().frame is not None and obj is not None:
+            self._keep(obj)
         one = value[0] if type(value) is tuple and value else value  # what is sown
         if isinstance(one, Tracer) and outside_traces():
             raise ValueError(_MADE_ELSEWHERE.format(what=_describe(obj)))
         return value
+
+
+class Plain:
+    """A plain variable that programs have read, and so keep the value of.
+
+    When it is changed, outside, they are not used any more. NNX's variables take no weak
+    references; the number of one that is gone may lead to a trace too many.
+    """
+
+    def __init__(self, kind: str) -> None:
+        self._kind, self._version = kind, 0
+
+    def change(self) -> None:
+        version, self._version = self._version, self._version + 1
+        foreign.settings.note(self, self._kind, version, self._version)
+
+
+_kept: dict[int, Plain] = {}
 
 
 def _is_count(variable: Variable) -> bool:
@@ -259,8 +287,22 @@ def _make_variable(cls: Any, *args: Any, **kwargs: Any) -> Any:
     return variable
 
 
+class _Making(threading.local):
+    """The modules whose `__init__` runs."""
+
+    def __init__(self) -> None:
+        self.numbers: list[int] = []
+
+
+_making = _Making()
+
+
 def _construct(cls: Any, self: Any, *args: Any, **kwargs: Any) -> None:
-    _construct_plain(cls, self, *args, **kwargs)
+    _making.numbers.append(id(self))
+    try:
+        _construct_plain(cls, self, *args, **kwargs)
+    finally:
+        _making.numbers.pop()
     strategy = _scope()
     if strategy is not None:
         _adopt_all(self, strategy)
@@ -272,7 +314,12 @@ def _construct(cls: Any, self: Any, *args: Any, **kwargs: Any) -> None:
 def _set_attribute(self: Any, name: str, value: Any) -> None:
     before = vars(self).get(name, self)
     _set_attribute_plain(self, name, value)
-    if before is not self and before is not value:
+    if before is self or before is value or id(self) in _making.numbers:
+        return
+    # What a step itself sets counts when it is traced, as any Python does.
+    here = context.current()
+    is_step = here.replica is not None and not context.is_default()
+    if here.frame is None and not is_step:
         foreign.settings.note(self, name, before, vars(self)[name])
 
 
@@ -351,9 +398,12 @@ def _update_in_replica(
 
 def _update(self: Any, model: Any, *grads: Any, **extra: Any) -> Any:
     """`nnx.Optimizer.update`, where several replicas call it or bring their gradients."""
+    here = context.current()
     if not isinstance(self.tx, _Summing) or len(grads) != 1:
+        if _spread_replica() is not None:  # before anything has changed
+            _raw_value.check_own(self.step, here)
         return _update_plain(self, model, *grads, **extra)
-    here, compiled = context.current(), self.tx.compiled
+    compiled = self.tx.compiled
     replica = here.replica
     aggregate = extra.pop("aggregate", replica is not None)
     given = jax.tree.leaves((grads, extra), is_leaf=is_leaf)

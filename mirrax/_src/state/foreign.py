@@ -19,6 +19,7 @@ from mirrax._src.state.variable import Variable
 
 # By the module of the library that has to be there: our own.
 LIBRARIES = {
+    "equinox": "mirrax._src.integrations.equinox",
     "flax.linen": "mirrax._src.integrations.linen",
     "flax.nnx": "mirrax._src.integrations.nnx",
     "keras": "mirrax._src.integrations.keras",
@@ -135,6 +136,11 @@ def module_kind(value: Any) -> ModuleKind | None:
     return next((k for k in module_kinds if isinstance(value, k.kind)), None)
 
 
+def is_module(value: Any) -> bool:
+    """Whether `value` is a module of another library."""
+    return module_kind(value) is not None
+
+
 class Settings:
     """Which plain attributes of modules are not as they were at first (`model.eval()`).
 
@@ -151,7 +157,7 @@ class Settings:
 
     def note(self, owner: Any, name: str, old: Any, new: Any) -> None:
         """Notes that an attribute of `owner` is set, which was `old` before."""
-        key, now = (id(owner), name), _Value(new)
+        key, now = (id(owner), f"{type(owner).__name__}.{name}"), _Value(new)
         first = self._first.get(key)
         if first is None:
             if now == _Value(old):
@@ -163,6 +169,12 @@ class Settings:
         else:
             self._changed[key] = now
         self._renew()
+
+    @staticmethod
+    def explain(old: frozenset[Any], new: frozenset[Any]) -> str:
+        """What is different between two tokens, in words."""
+        names = sorted({name for (_, name), _ in old ^ new})
+        return f"{', '.join(names[:3])} has changed" if names else ""
 
     def _forget(self, number: int) -> None:
         self._owners.pop(number, None)
