@@ -271,4 +271,8 @@ def test_public_classes_carry_their_public_home() -> None:
 
 def test_every_module_can_be_imported() -> None:
     for info in pkgutil.walk_packages(mirrax.__path__, "mirrax."):
-        importlib.import_module(info.name)
+        try:
+            importlib.import_module(info.name)
+        except ModuleNotFoundError as error:
+            if error.name not in ("equinox", "keras"):  # tests/interop has them
+                raise

@@ -226,6 +226,12 @@ def test_value_and_grad_of_mirrax(engine: str, two_cpus: Any) -> None:
     assert training.metrics.loss.count[...] == 3 * ROWS
 
 
+def test_gradients_of_a_variable_made_outside(two_cpus: Any) -> None:
+    outside = nnx.Param(jnp.float32(5.0))
+    with pytest.raises(TypeError, match=r"Param\(.*was made outside the scope"):
+        two_cpus.run(lambda: mx.grad(lambda: outside * 2, outside)())
+
+
 def test_a_model_and_its_optimizer_in_one(two_cpus: Any) -> None:
     with two_cpus.scope():
         both = nnx.ModelAndOptimizer(

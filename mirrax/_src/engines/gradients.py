@@ -13,7 +13,7 @@ from mirrax._src.base import context
 from mirrax._src.base.protocols import Mode
 from mirrax._src.base.structures import opened
 from mirrax._src.base.values import Fn, PyTree, is_leaf
-from mirrax._src.state import foreign
+from mirrax._src.state.foreign import route_of, variable_of
 from mirrax._src.state.frame import Frame
 from mirrax._src.state.variable import Variable
 
@@ -39,8 +39,7 @@ def value_and_grad(
         has_aux: Whether `fn` returns a pair; the value then is `(value, aux)`.
     """
     given, tree = jax.tree.flatten(opened(variables), is_leaf=_is_variable)
-    routes = [foreign.route_of(each) for each in given]
-    leaves = [r.held(each) if r else each for r, each in zip(routes, given)]
+    leaves = list(map(variable_of, given))
     for leaf in leaves:
         if not isinstance(leaf, Variable):
             raise TypeError(
@@ -74,6 +73,7 @@ def value_and_grad(
                 variable.store_local(new)
             else:
                 variable.store_agreed(new, is_agreed)
+        routes = map(route_of, given)
         grads = [r.like(v, g) if r else g for r, v, g in zip(routes, given, grads)]
         return ((value, aux) if has_aux else value), tree.unflatten(grads)
 
@@ -98,7 +98,7 @@ def grad(fn: Fn, variables: PyTree, has_aux: bool = False) -> Callable[..., PyTr
 
 
 def _is_variable(value: Any) -> bool:
-    return is_leaf(value) or foreign.route_of(value) is not None
+    return is_leaf(value) or route_of(value) is not None
 
 
 def _as_pair(result: Any) -> tuple[Any, Any]:

@@ -26,22 +26,40 @@ LIBRARIES = {
 }
 
 
+# By the class whose attribute is routed.
+_routes: dict[type, Route] = {}
+
+
+def route_of(obj: Any) -> Route | None:
+    """How an object of another library keeps its array; None for any other object."""
+    return next((_routes[k] for k in type(obj).__mro__ if k in _routes), None)
+
+
+def variable_of(obj: Any) -> Any:
+    """The `mx.Variable` that an object of another library holds; any other object as it is.
+
+    Raises:
+        TypeError: If it is such an object, but was made outside all scopes.
+    """
+    route = route_of(obj)
+    if route is None:
+        return obj
+    held = route.held(obj)
+    if not isinstance(held, Variable):
+        shown = " ".join(repr(obj).split())[:80]
+        raise TypeError(
+            f"{shown} was made outside the scope of a strategy, so that mirrax does not "
+            "know it. Make it, or the model that it belongs to, inside `with "
+            "strategy.scope():`."
+        )
+    return held
+
+
 def attach() -> None:
     """Makes the libraries that are imported, now or later, work in scopes."""
     for library, ours in LIBRARIES.items():
         if ours not in sys.modules:
             hooks.after_import(library, lambda ours=ours: importlib.import_module(ours))
-
-
-_routes: list[Route] = []
-
-
-def route_of(obj: Any) -> Route | None:
-    """The route of an object of another library that holds an `mx.Variable`."""
-    for route in _routes:
-        if route.owns(obj) and isinstance(route.held(obj), Variable):
-            return route
-    return None
 
 
 class Route:
@@ -53,9 +71,9 @@ class Route:
 
     def __init__(self, owner: type, name: str) -> None:
         self._slot = vars(owner).get(name)  # of a class with `__slots__`
-        self._owner, self._name = owner, name
+        self._name = name
         setattr(owner, name, self)
-        _routes.append(self)
+        _routes[owner] = self
 
     def held(self, obj: Any) -> Any:
         """What is in the attribute: an `mx.Variable`, or the library's own value."""
@@ -84,10 +102,6 @@ class Route:
     def like(self, obj: Any, value: Any) -> Any:
         """The gradient `value` of an object, as the library has gradients."""
         return value
-
-    def owns(self, obj: Any) -> bool:
-        """Whether an object has this attribute."""
-        return isinstance(obj, self._owner)
 
     def __get__(self, obj: Any, owner: type | None = None) -> Any:
         if obj is None:
