@@ -199,7 +199,7 @@ class Function:
         self._prepares = bool(self._static) or self._accepted is not None
         self._programs: dict[Any, list[Program]] = {}
         # By the settings of modules; then by strategy, and by where it is called.
-        self._last: dict[Any, _Last] = defaultdict(_Last)
+        self._recent: dict[Any, _Last] = defaultdict(_Last)
         self._parts: dict[Any, Callable[[Call], PyTree] | None] = {}
         # How many traces, and the key of the last; of a method for each object.
         self._traces: dict[Any, tuple[int, Any]] = {}
@@ -230,6 +230,11 @@ class Function:
                     "positional argument(s), counted from 0."
                 )
 
+    @property
+    def _last(self) -> _Last:
+        """The last programs under the settings that modules have now."""
+        return self._recent[settings.token]
+
     def __repr__(self) -> str:
         return f"<mx.function {getattr(self.fn, '__qualname__', self.fn)}>"
 
@@ -253,7 +258,7 @@ class Function:
             return self._call_in_replica(args, kwargs)
         place = (strategy, "call", here.replica is None, here.updating)
         try:
-            return self._last[settings.token][place].call_again(args, kwargs)
+            return self._recent[settings.token][place].call_again(args, kwargs)
         except SignatureChanged:
             if self._accepted is not None:
                 args, kwargs = self._accepted.fit(args, kwargs)
@@ -276,7 +281,7 @@ class Function:
         if _run_eagerly:
             return run_eagerly(strategy, self._plain, args, kwargs)
         try:
-            return self._last[settings.token][strategy].call_again(args, kwargs)
+            return self._recent[settings.token][strategy].call_again(args, kwargs)
         except SignatureChanged:
             if self._accepted is not None:
                 args, kwargs = self._accepted.fit(args, kwargs)
@@ -307,7 +312,7 @@ class Function:
         args, place = (common, *elements), (strategy, keep_all)
         split_up(self._split)
         try:
-            return self._last[settings.token][place].call_again(args, {})
+            return self._recent[settings.token][place].call_again(args, {})
         except SignatureChanged:
             pass
         call = sort_arguments(args, {}, strategy.replica_mesh, in_cross_replica=True)
@@ -361,7 +366,7 @@ class Function:
                 result = program.compile_and_call(call)
             except SignatureChanged:
                 continue  # another thread has laid out a variable otherwise since
-            self._last[token][place] = program
+            self._recent[token][place] = program
             return result
         raise RuntimeError(
             f"{self!r} was not run: other threads change all the time whether the copies of its "
