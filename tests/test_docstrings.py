@@ -6,15 +6,14 @@ import doctest
 import importlib
 import inspect
 import os
-import pkgutil
 import tempfile
 from collections.abc import Iterator
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers.modules import importable_modules
 
-import mirrax
 import mirrax as mx
 
 NAMES = {"mx": mx, "jnp": jnp, "np": np, "os": os, "tempfile": tempfile}
@@ -25,13 +24,8 @@ def examples() -> Iterator[doctest.DocTest]:
     """The docstrings with examples, each once, wherever the object says it lives."""
     finder = doctest.DocTestFinder(recurse=False)
     seen: set[int] = set()
-    for info in pkgutil.walk_packages(mirrax.__path__, "mirrax."):
-        try:
-            module = importlib.import_module(info.name)
-        except ModuleNotFoundError as error:
-            if error.name in ("equinox", "keras"):  # tests/interop has them
-                continue
-            raise
+    for module_name in importable_modules():
+        module = importlib.import_module(module_name)
         for name, value in vars(module).items():
             home = inspect.getmodule(value)
             if home is None or not home.__name__.startswith("mirrax"):

@@ -5,12 +5,12 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
-import pkgutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from helpers.modules import importable_modules
 from helpers.waiting import SECONDS_TO_HANG
 
 import mirrax
@@ -270,9 +270,5 @@ def test_public_classes_carry_their_public_home() -> None:
 
 
 def test_every_module_can_be_imported() -> None:
-    for info in pkgutil.walk_packages(mirrax.__path__, "mirrax."):
-        try:
-            importlib.import_module(info.name)
-        except ModuleNotFoundError as error:
-            if error.name not in ("equinox", "keras"):  # tests/interop has them
-                raise
+    for name in importable_modules():
+        importlib.import_module(name)
