@@ -271,12 +271,38 @@ def test_welford(engine: str, two_cpus: Any) -> None:
     np.testing.assert_allclose(metrics.compute()["loss"].mean, X.mean(), atol=1e-6)
 
 
-def test_an_optimizer_of_mirrax_as_transformation(two_cpus: Any) -> None:
+@both_engines
+def test_an_optimizer_of_mirrax_as_transformation(engine: str, two_cpus: Any) -> None:
+    """It brings options along; gradients are summed once."""
+    summing: Any = mx.train.Optimizer(optax.sgd(0.1), reduce_dtype="bfloat16")
+    lazy: Any = mx.train.Optimizer(optax.sgd(0.1), gradient_accumulation_steps=2)
     with two_cpus.scope():
-        model = Net(nnx.Rngs(0))
-        with pytest.raises(TypeError, match="Optax transformation itself"):
-            wrong: Any = mx.train.Optimizer(optax.sgd(0.1))
-            nnx.Optimizer(model, wrong, wrt=nnx.Param)
+        model = nnx.Dict(w=nnx.Param(jnp.float32(5.0)))
+        optimizer = nnx.Optimizer(model, summing, wrt=nnx.Param)
+        with pytest.raises(ValueError, match=r"optax\.MultiSteps"):
+            nnx.Optimizer(model, lazy, wrt=nnx.Param)
+
+    def update(x: Any) -> None:
+        optimizer.update(model, nnx.grad(lambda model: model.w[...] * x)(model))
+
+    two_cpus.run(compile_if(engine, update), (per_replica(two_cpus, 1.0, 2.0),))
+    np.testing.assert_allclose(model.w[...], 4.7)
+
+
+@both_engines
+def test_several_steps_for_an_update(engine: str, two_cpus: Any) -> None:
+    with two_cpus.scope():
+        model = nnx.Dict(w=nnx.Param(jnp.float32(5.0)))
+        transformation: Any = optax.MultiSteps(optax.sgd(0.1), every_k_schedule=2)
+        optimizer = nnx.Optimizer(model, transformation, wrt=nnx.Param)
+
+    def update(x: Any) -> None:
+        optimizer.update(model, nnx.grad(lambda model: model.w[...] * x)(model))
+
+    fn = compile_if(engine, update)
+    for first in (1.0, 3.0):
+        two_cpus.run(fn, (per_replica(two_cpus, first, 2.0),))
+    np.testing.assert_allclose(model.w[...], 5 - 0.1 * 4, rtol=1e-6)
 
 
 def test_another_shape_is_refused(two_cpus: Any) -> None:

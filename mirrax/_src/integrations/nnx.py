@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import gc
 import threading
+import weakref
 from typing import Any
 
 import jax
@@ -220,14 +221,10 @@ def _describe(variable: Any) -> str:
 
 
 def _owners(variable: Any) -> list[Any]:
+    """The modules that have a variable as an attribute; only messages ask."""
     found = gc.get_referrers(variable)
-    dicts = {id(x) for x in found if isinstance(x, dict)}
-    owners = [x for x in found if isinstance(x, nnx.Pytree)]
-    for each in found:
-        if isinstance(each, dict) and "_pytree__state" in each:
-            holders = gc.get_referrers(each)
-            owners += [x for x in holders if isinstance(x, nnx.Pytree)]
-    return owners if dicts or owners else []
+    found += [x for each in found if type(each) is dict for x in gc.get_referrers(each)]
+    return [x for x in found if isinstance(x, nnx.Pytree)]
 
 
 _raw_value = _RawValue(nnx.Variable, "_raw_value")
@@ -368,25 +365,20 @@ def _replace_parts(module: Any, parts: dict[str, Any]) -> None:
 # Optimizers and metrics -------------------------------------------------------------------
 
 
-class _Summing(Optimizer):
-    """A transformation that sums gradients over replicas, of an `nnx.Optimizer`."""
-
-    __module__ = "mirrax.train"
-
-    def __init__(self, transformation: Any) -> None:
-        super().__init__(transformation)
-        self.transformation = transformation
-        self.compiled = Function(_update_in_replica)
+# Of an optimizer in a scope, by its transformation: the update that all replicas do together.
+_compiled: weakref.WeakKeyDictionary[Optimizer, Function] = weakref.WeakKeyDictionary()
 
 
 def _make_optimizer(self: Any, model: Any, tx: Any, **kwargs: Any) -> None:
     if _scope() is not None:
-        if isinstance(tx, Optimizer):
-            raise TypeError(
-                "`nnx.Optimizer` is given an `mx.train.Optimizer`. Give it the Optax "
-                "transformation itself: made in a scope, it sums gradients over replicas."
+        tx = tx if isinstance(tx, Optimizer) else Optimizer(tx)
+        if tx.gradient_accumulation_steps > 1:
+            raise ValueError(
+                "An `nnx.Optimizer` keeps one state for all replicas, and "
+                "`gradient_accumulation_steps` of `mx.train.Optimizer` needs one for each. Use "
+                "`optax.MultiSteps`, or train with `mx.train.Optimizer` itself."
             )
-        tx = _Summing(tx)
+        _compiled[tx] = Function(_update_in_replica)
     _make_optimizer_plain(self, model, tx, **kwargs)
 
 
@@ -399,11 +391,11 @@ def _update_in_replica(
 def _update(self: Any, model: Any, *grads: Any, **extra: Any) -> Any:
     """`nnx.Optimizer.update`, where several replicas call it or bring their gradients."""
     here = context.current()
-    if not isinstance(self.tx, _Summing) or len(grads) != 1:
+    compiled = _compiled.get(self.tx) if isinstance(self.tx, Optimizer) else None
+    if compiled is None or len(grads) != 1:
         if _spread_replica() is not None:  # before anything has changed
             _raw_value.check_own(self.step, here)
         return _update_plain(self, model, *grads, **extra)
-    compiled = self.tx.compiled
     replica = here.replica
     aggregate = extra.pop("aggregate", replica is not None)
     given = jax.tree.leaves((grads, extra), is_leaf=is_leaf)

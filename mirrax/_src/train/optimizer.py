@@ -227,6 +227,11 @@ class Optimizer:
     # Variables -------------------------------------------------------------------------
 
     @property
+    def gradient_accumulation_steps(self) -> int:
+        """The number of calls that make one update."""
+        return self._steps
+
+    @property
     def iterations(self) -> Variable:
         """How often the variables have been updated."""
         counter = self._iterations
