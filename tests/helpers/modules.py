@@ -10,7 +10,7 @@ import mirrax
 
 # What works with a library and needs it: tests/interop has all of them.
 _NEEDS = {
-    "mirrax._src.integrations.equinox": "equinox",
+    "mirrax._src.integrations.equinox_norm": "equinox",
     "mirrax._src.integrations.keras": "keras",
     "mirrax._src.integrations.linen": "flax",
     "mirrax._src.integrations.nnx": "flax",

@@ -87,6 +87,19 @@ def test_a_metric_is_updated_outside_too(two_cpus: Any) -> None:
     np.testing.assert_allclose(average.compute(), np.arange(12).mean())
 
 
+def test_a_metric_is_updated_in_compiled_code_outside_replicas(two_cpus: Any) -> None:
+    with two_cpus.scope():
+        average = nnx.metrics.Average()
+
+    @mx.function
+    def update(x: Any) -> None:
+        average.update(values=x)
+
+    update(jnp.arange(7.0))
+    assert average.count[...] == 7
+    np.testing.assert_allclose(average.compute(), 3.0)
+
+
 @both_engines
 def test_accuracy_of_unequal_parts(engine: str, two_cpus: Any) -> None:
     labels, logits = np.array([0, 1, 1, 0, 1, 1, 0], "int32"), np.eye(2)[[1] * ROWS]
@@ -304,6 +317,21 @@ def test_both_engines_draw_the_same(two_cpus: Any) -> None:
     assert drawn[0] == drawn[1]
 
 
+@both_engines
+def test_reseeding(engine: str, two_cpus: Any) -> None:
+    with two_cpus.scope():
+        rngs = nnx.Rngs(3)
+    draw = compile_if(engine, lambda: rngs.uniform())
+    first = parts(two_cpus, two_cpus.run(draw))
+    assert parts(two_cpus, two_cpus.run(draw)) != first
+    nnx.reseed(rngs, default=rngs.default.key[...])
+    expected = nnx.Rngs(3)
+    nnx.reseed(expected, default=expected.default.key[...])
+    assert rngs.default.key[...] == expected.default.key[...]
+    with pytest.raises(RuntimeError, match=r"`nnx\.reseed` is called in a replica"):
+        two_cpus.run(compile_if(engine, lambda: nnx.reseed(rngs, default=1)))
+
+
 def test_one_replica_draws_as_nnx_alone() -> None:
     strategy = mirrored(1)
     with strategy.scope():
@@ -487,7 +515,7 @@ def test_a_model_made_outside_is_brought_in(two_cpus: Any) -> None:
 
 
 def test_a_plain_model_that_is_changed_outside_is_noticed(two_cpus: Any) -> None:
-    teacher = nnx.Linear(3, 1, rngs=nnx.Rngs(0))
+    teacher: Any = nnx.Linear(3, 1, rngs=nnx.Rngs(0))
     fn = mx.function(lambda: teacher(X))
     for scale in (1.0, 2.0, 3.0):
         teacher.kernel[...] = jnp.full((3, 1), scale)
@@ -502,7 +530,7 @@ def test_a_plain_model_that_is_changed_outside_is_noticed(two_cpus: Any) -> None
 def test_counting_in_a_module_traces_once(two_cpus: Any) -> None:
     class Counting(nnx.Module):
         def __init__(self) -> None:
-            self.calls = None
+            self.calls: Any = None
             self.calls = 0
 
         def __call__(self, x: Any) -> Any:

@@ -133,6 +133,13 @@ def test_an_optimizer_calls_its_transformation() -> None:
     assert ours._raw_value.held(optimizer.step).strategy is strategy
 
 
+def test_streams_are_seeded_by_reseed() -> None:
+    """Without it a replica that seeds its streams again would be ignored."""
+    rngs = nnx.Rngs(0)
+    nnx.reseed(rngs, default=1)
+    assert rngs.default.key[...] == nnx.Rngs(1)()
+
+
 def test_reading_a_key_is_enough_to_fold_it() -> None:
     """Without it all replicas drop the same: a stream draws from its key and its count."""
     stream = nnx.Rngs(0).default

@@ -52,8 +52,9 @@ def test_gradients_without_graphs(engine: str, two_cpus: Any) -> None:
         model = nnx.Linear(3, 1, rngs=nnx.Rngs(0))
 
     def fn(x: Any) -> Any:
-        loss = nnx.grad(lambda m, x: m(x).sum(), graph=False)
-        return all_sum(nnx.state(loss(model, x))["kernel"].get_value())
+        grad: Any = nnx.grad(lambda m, x: m(x).sum(), graph=False)
+        gradients: Any = nnx.state(grad(model, x))
+        return all_sum(gradients["kernel"].get_value())
 
     x = per_replica(two_cpus, X[:4], X[4:])
     found = parts(two_cpus, two_cpus.run(compile_if(engine, fn), (x,)))[1]

@@ -57,7 +57,13 @@ class _Place(type(trace_state())):
     """
 
     def __init__(self, seen: Any, real: Any, replica: Any) -> None:
-        self.seen, self.real, self.replica = seen, real, replica
+        self.seen, self.real = seen, real
+        self._replica = weakref.ref(replica) if replica is not None else None
+
+    def is_in(self, replica: Any) -> bool:
+        """Whether it is the place of this replica, or None, and of the trace of now."""
+        own = None if self._replica is None else self._replica()
+        return own is replica and self.real == trace_state()
 
     def __eq__(self, other: object) -> bool:
         return self.seen == (other.seen if isinstance(other, _Place) else other)
@@ -106,9 +112,8 @@ class _RawValue(foreign.Route):
             value = value.get_raw_value()
         here = context.current()
         is_together = here.replica is None or context.is_default()
-        if is_together and here.frame is None and _is_count(variable):
-            # Shares of it would not add up again.
-            OwnCopies(variable).put(np.asarray(value, variable.dtype)[None])
+        if is_together and _is_count(variable):
+            _assign_to_first(variable, jnp.asarray(value, variable.dtype))
         else:
             variable.assign(value)
 
@@ -131,10 +136,9 @@ class _RawValue(foreign.Route):
         except AttributeError:  # it is being made
             return
         place = obj._trace_state.jax_trace
-        is_ours = isinstance(place, _Place) and place.replica is here.replica
-        if is_ours and place.real == trace_state():
-            return
         if isinstance(place, _Place):
+            if place.is_in(here.replica):
+                return
             raise ValueError(_MADE_ELSEWHERE.format(what=_describe(obj)))
         who = "a compiled function" if here.replica is None else "replicas"
         raise ValueError(_MADE_OUTSIDE.format(what=_describe(obj), who=who))
@@ -176,6 +180,20 @@ _kept: dict[int, Plain] = {}
 def _is_count(variable: Variable) -> bool:
     is_summed = variable.aggregation is VariableAggregation.SUM
     return is_summed and jnp.issubdtype(variable.dtype, jnp.integer)
+
+
+def _assign_to_first(variable: Variable, value: jax.Array) -> None:
+    """Gives the first replica a count, and none to the others: shares may not add up again."""
+
+    def assign(value: jax.Array) -> None:
+        replica: Any = context.current().replica
+        is_first = replica.replica_id_in_sync_group == 0
+        variable.assign(jnp.where(is_first, value, 0))
+
+    if context.current().frame is None:
+        OwnCopies(variable).put(np.asarray(value)[None])
+    else:
+        variable.strategy.run(assign, (value,))
 
 
 def _fold_in(key: jax.Array, replica_id: jax.Array) -> jax.Array:
@@ -425,6 +443,15 @@ def _update_welford(self: Any, **kwargs: Any) -> None:
     _update_welford_plain(self, **kwargs)
 
 
+def _reseed(node: Any, /, **streams: Any) -> None:
+    if _spread_replica() is not None:
+        raise RuntimeError(
+            "`nnx.reseed` is called in a replica. The replicas' keys are made from one key, "
+            "which only code outside `run` can change: call it there."
+        )
+    _reseed_plain(node, **streams)
+
+
 # What of NNX is replaced ------------------------------------------------------------------
 
 _make_variable_plain = variablelib.VariableMeta._variable_meta_call
@@ -432,6 +459,7 @@ _construct_plain = pytreelib.PytreeMeta._pytree_meta_construct
 _set_attribute_plain = pytreelib.Pytree._setattr
 _make_optimizer_plain = nnx.Optimizer.__init__
 _update_plain = nnx.Optimizer.update
+_reseed_plain = nnx.reseed
 _update_welford_plain = nnx.metrics.Welford.update
 
 
@@ -445,6 +473,7 @@ _replace(pytreelib.PytreeMeta, "_pytree_meta_construct", _construct)
 _replace(pytreelib.Pytree, "_setattr", _set_attribute)
 _replace(nnx.Optimizer, "__init__", _make_optimizer)
 _replace(nnx.Optimizer, "update", _update)
+_replace(nnx, "reseed", _reseed)
 _replace(nnx.metrics.Welford, "update", _update_welford)
 _replace(normalization, "_compute_stats", synchronised(normalization._compute_stats))
 

@@ -19,7 +19,7 @@ from mirrax._src.state.variable import Variable
 
 # By the module of the library that has to be there: our own.
 LIBRARIES = {
-    "equinox": "mirrax._src.integrations.equinox",
+    "equinox": "mirrax._src.integrations.equinox_norm",
     "flax.linen": "mirrax._src.integrations.linen",
     "flax.nnx": "mirrax._src.integrations.nnx",
     "keras": "mirrax._src.integrations.keras",

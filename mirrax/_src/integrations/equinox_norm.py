@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-import equinox
+import equinox  # pyright: ignore[reportMissingImports]
 
 from mirrax._src.base import context
 from mirrax._src.base.mesh import AXIS_NAME
