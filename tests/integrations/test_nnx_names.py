@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
+import flax
 import flax.linen.normalization
 import flax.nnx.nn.normalization
 import jax
@@ -20,6 +21,12 @@ import mirrax as mx
 from mirrax._src.base.structures import Atom, is_leaf
 from mirrax._src.integrations import nnx as ours
 from mirrax._src.state import foreign
+
+
+def test_a_flax_that_is_built_differently_is_named(monkeypatch: Any) -> None:
+    monkeypatch.delattr(pytreelib.Pytree, "_setattr")
+    with pytest.raises(ImportError, match=rf"Flax {flax.__version__}.* no _setattr\."):
+        ours.check_names()
 
 
 def test_the_array_of_a_variable_is_in_raw_value(monkeypatch: Any) -> None:

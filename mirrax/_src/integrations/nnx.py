@@ -12,6 +12,7 @@ import threading
 import weakref
 from typing import Any
 
+import flax
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -42,6 +43,30 @@ _MADE_ELSEWHERE = (
     "{what} was made in a compiled function, or in another replica (by `sow`, say), and "
     "belongs there. Return the value from the function instead."
 )
+
+# What is not documented, and replaced or relied on below.
+_NAMES = (
+    (nnx.Variable, "_raw_value"),
+    (tracers, "current_jax_trace"),
+    (tracers.TraceState, "jax_trace"),
+    (getattr(variablelib, "VariableMeta", None), "_variable_meta_call"),
+    (getattr(pytreelib, "PytreeMeta", None), "_pytree_meta_construct"),
+    (pytreelib.Pytree, "_setattr"),
+    (normalization, "_compute_stats"),
+)
+
+
+def check_names() -> None:
+    """Raises for a version of Flax that is built differently."""
+    missing = [name for owner, name in _NAMES if not hasattr(owner, name)]
+    if missing:
+        raise ImportError(
+            f"mirrax does not know Flax {flax.__version__}, which has no {', '.join(missing)}. "
+            "It was tried with Flax 0.12.7 to 0.12.12: `pip install 'mirrax[flax]'`."
+        )
+
+
+check_names()
 
 # Where the code is ------------------------------------------------------------------------
 
