@@ -52,6 +52,26 @@ def test_local_norms_are_read_as_their_average(engine: str, two_cpus: Any) -> No
     np.testing.assert_allclose(own, means, atol=1e-6)
 
 
+def test_synchronised_norms_outside_replicas(two_cpus: Any) -> None:
+    with two_cpus.scope():
+        norm = nnx.BatchNorm(3, momentum=0.0, rngs=nnx.Rngs(0), **SYNC)
+        norm(X)
+    np.testing.assert_allclose(norm.mean[...], X.mean(0), atol=1e-6)
+    auto = (jax.sharding.AxisType.Auto,)
+    mesh = jax.make_mesh((2,), ("replica",), axis_types=auto)
+    spec = jax.sharding.PartitionSpec("replica")
+    alone = nnx.BatchNorm(
+        3, momentum=0.0, use_running_average=False, rngs=nnx.Rngs(0), **SYNC
+    )
+    graph, state = nnx.split(alone)
+
+    def fn(x: Any) -> Any:  # the user's own axis of that name
+        return nnx.merge(graph, jax.tree.map(jnp.copy, state))(x)
+
+    found = jax.shard_map(fn, mesh=mesh, in_specs=spec, out_specs=spec)(X[:6])
+    np.testing.assert_allclose(found.mean(0), 0, atol=1e-6)
+
+
 @both_engines
 def test_a_mask_counts_rows(engine: str, two_cpus: Any) -> None:
     mask = np.array([1, 1, 0, 1, 0, 1, 1], bool)[:, None]

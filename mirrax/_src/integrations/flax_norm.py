@@ -34,6 +34,8 @@ def synchronised(compute_stats: Fn) -> Fn:
     ) -> Any:
         replica = context.current().replica
         if axis_name != AXIS_NAME or replica is None or context.is_default():
+            if axis_name == AXIS_NAME and not _is_bound():
+                axis_name = None  # outside replicas all rows are here
             groups = axis_index_groups
             known = x, axes, dtype, axis_name, groups, use_mean, use_fast_variance, mask
             return compute_stats(*known, **options)
@@ -50,6 +52,15 @@ def synchronised(compute_stats: Fn) -> Fn:
         )
 
     return compute
+
+
+def _is_bound() -> bool:
+    """Whether the code is in a `shard_map` of the user's with such an axis."""
+    try:
+        jax.lax.axis_size(AXIS_NAME)
+        return True
+    except NameError:
+        return False
 
 
 def _stats(
