@@ -19,7 +19,8 @@ from flax.nnx import pytreelib, tracers, variablelib
 
 import mirrax as mx
 from mirrax._src.base.structures import Atom, is_leaf
-from mirrax._src.integrations import nnx as ours
+from mirrax._src.integrations import nnx_training
+from mirrax._src.integrations import nnx_variables as ours
 from mirrax._src.state import foreign
 
 
@@ -34,7 +35,7 @@ def test_the_array_of_a_variable_is_in_raw_value(monkeypatch: Any) -> None:
     assert "_raw_value" in nnx.Variable.__slots__
     assert isinstance(vars(nnx.Variable)["_raw_value"], foreign.Route)
     variable = nnx.Param(jnp.ones(2))
-    ours._raw_value.hold(variable, "other")
+    ours.raw_value.hold(variable, "other")
     assert variable.get_raw_value() == "other"
 
 
@@ -136,8 +137,8 @@ def test_an_optimizer_calls_its_transformation() -> None:
         model = nnx.Dict(w=nnx.Param(jnp.ones(2)))
         optimizer = nnx.Optimizer(model, optax.sgd(0.1), wrt=nnx.Param)
     assert isinstance(optimizer.tx, mx.train.Optimizer)
-    assert optimizer.tx in ours._compiled
-    assert ours._raw_value.held(optimizer.step).strategy is strategy
+    assert optimizer.tx in nnx_training._compiled
+    assert ours.raw_value.held(optimizer.step).strategy is strategy
 
 
 def test_streams_are_seeded_by_reseed() -> None:
