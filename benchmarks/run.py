@@ -31,6 +31,7 @@ SCRIPTS = (
     "input",
     "optimizer",
     "checkpoints",
+    "models_of_others",
     "workers",
 )
 RIVALS = {

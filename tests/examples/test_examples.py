@@ -87,6 +87,16 @@ def test_flax_linen_learns_digits() -> None:
     assert percentage_in(lines[-1]) > 80
 
 
+def test_nnx_training_learns_digits() -> None:
+    lines = start("nnx_training", epochs=3)
+    losses = losses_in(lines)
+    assert len(losses) == 3 and losses[2] < losses[0] / 2
+    table = [line.split() for line in lines[4:14]]
+    assert [row[0] for row in table] == list("0123456789")
+    assert sum(int(row[1]) for row in table) == 360  # every test image, once
+    assert percentage_in(lines[-1]) > 75
+
+
 def test_char_transformer_learns_to_write() -> None:
     lines = start("char_transformer", steps=30)
     losses = losses_in(lines[:2])

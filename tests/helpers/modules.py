@@ -9,7 +9,12 @@ from collections.abc import Iterator
 import mirrax
 
 # What works with a library and needs it: tests/interop has all of them.
-_NEEDS = {"mirrax._src.integrations.keras": "keras"}
+_NEEDS = {
+    "mirrax._src.integrations.equinox_norm": "equinox",
+    "mirrax._src.integrations.keras": "keras",
+    "mirrax._src.integrations.linen": "flax",
+    "mirrax._src.integrations.nnx": "flax",
+}
 
 
 def importable_modules() -> Iterator[str]:

@@ -64,7 +64,8 @@ def _open_all(tree: Any, name: str) -> Any:
 
 def _is_plain(kind: type) -> bool:
     is_record = dataclasses.is_dataclass(kind) or hasattr(kind, "__attrs_attrs__")
-    if kind not in PLAIN and not is_record and not issubclass(kind, _STRUCTURES):
+    may_hold = is_record or issubclass(kind, _STRUCTURES)
+    if kind not in PLAIN and (not may_hold or issubclass(kind, Atom)):
         PLAIN.add(kind)
     return kind in PLAIN
 

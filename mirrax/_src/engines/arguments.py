@@ -27,6 +27,7 @@ from mirrax._src.base.values import (
     is_number,
     join,
 )
+from mirrax._src.state import foreign
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -123,6 +124,14 @@ class Signature:
         it = iter(arrays)
         leaves = [k.value if isinstance(k, Static) else next(it) for k in self.kinds]
         return jax.tree.unflatten(self.tree, leaves)
+
+    def check_modules(self) -> None:
+        """Raises if the program would keep the arrays of a module of another library."""
+        for kind in self.kinds:
+            if isinstance(kind, Static) and is_leaf(kind.value):
+                module_kind = foreign.module_kind(kind.value)
+                if module_kind is not None:
+                    module_kind.check(kind.value)
 
     def paths(self) -> list[str]:
         """Where each leaf stands in the arguments, for messages."""
@@ -257,7 +266,13 @@ def placed(array: Any, mesh: ReplicaMesh | None) -> Any:
 def explain_change(old: Any, new: Any) -> str:
     """What is different in the key of a call (place, signature, shapes), in words."""
     if old is None or old[0] != new[0]:
-        return "it runs under another strategy, or with other settings of JAX"
+        tokens = [key[0][-1] for key in (old, new) if key and isinstance(key[0], tuple)]
+        is_known = len(tokens) == 2 and all(isinstance(t, frozenset) for t in tokens)
+        attributes = foreign.settings.explain(*tokens) if is_known else ""
+        return (
+            attributes
+            or "it runs under another strategy, or with other settings of JAX"
+        )
     signature, avals = new[1:]
     if old[1].tree != signature.tree:
         return f"the structure of the arguments changed from {old[1].tree} to {signature.tree}"

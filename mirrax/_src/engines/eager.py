@@ -120,6 +120,6 @@ def _call(
     fn: Fn, args: Args, kwargs: Kwargs, here: Context, mesh: ReplicaMesh, index: int
 ) -> PyTree:
     """`fn` of one replica's parts, called on its device in the context `here`."""
-    own_args, own_kwargs = parts_of((args, kwargs), mesh, index)
     with context.enter(here), jax.default_device(mesh.local_devices[index]):
+        own_args, own_kwargs = parts_of((args, kwargs), mesh, index)
         return fn(*own_args, **own_kwargs)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import operator
 import types
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from inspect import Parameter, Signature, signature
 from typing import Any, overload
@@ -50,6 +51,7 @@ from mirrax._src.engines.trace import (
 )
 from mirrax._src.engines.traced import Trace
 from mirrax._src.engines.uneven import run_uneven
+from mirrax._src.state.foreign import settings
 from mirrax._src.state.variable import Variable
 
 _Ints = int | Sequence[int]
@@ -196,7 +198,8 @@ class Function:
             self.input_signature = self._accepted.specs
         self._prepares = bool(self._static) or self._accepted is not None
         self._programs: dict[Any, list[Program]] = {}
-        self._last = _Last()  # by strategy, and by where it is called
+        # By the settings of modules; then by strategy, and by where it is called.
+        self._recent: dict[Any, _Last] = defaultdict(_Last)
         self._parts: dict[Any, Callable[[Call], PyTree] | None] = {}
         # How many traces, and the key of the last; of a method for each object.
         self._traces: dict[Any, tuple[int, Any]] = {}
@@ -227,6 +230,11 @@ class Function:
                     "positional argument(s), counted from 0."
                 )
 
+    @property
+    def _last(self) -> _Last:
+        """The last programs under the settings that modules have now."""
+        return self._recent[settings.token]
+
     def __repr__(self) -> str:
         return f"<mx.function {getattr(self.fn, '__qualname__', self.fn)}>"
 
@@ -250,7 +258,7 @@ class Function:
             return self._call_in_replica(args, kwargs)
         place = (strategy, "call", here.replica is None, here.updating)
         try:
-            return self._last[place].call_again(args, kwargs)
+            return self._recent[settings.token][place].call_again(args, kwargs)
         except SignatureChanged:
             if self._accepted is not None:
                 args, kwargs = self._accepted.fit(args, kwargs)
@@ -273,7 +281,7 @@ class Function:
         if _run_eagerly:
             return run_eagerly(strategy, self._plain, args, kwargs)
         try:
-            return self._last[strategy].call_again(args, kwargs)
+            return self._recent[settings.token][strategy].call_again(args, kwargs)
         except SignatureChanged:
             if self._accepted is not None:
                 args, kwargs = self._accepted.fit(args, kwargs)
@@ -304,7 +312,7 @@ class Function:
         args, place = (common, *elements), (strategy, keep_all)
         split_up(self._split)
         try:
-            return self._last[place].call_again(args, {})
+            return self._recent[settings.token][place].call_again(args, {})
         except SignatureChanged:
             pass
         call = sort_arguments(args, {}, strategy.replica_mesh, in_cross_replica=True)
@@ -322,7 +330,7 @@ class Function:
         """A call in an eager replica: compiled for it alone, where that is possible."""
         here = context.current()
         call = sort_arguments(args, kwargs, None)
-        key = call.key((here.strategy, context.local_index(here)))
+        key = call.key((here.strategy, context.local_index(here), settings.token))
         if key not in self._parts:
             known = self.fn, call.signature, call.arrays, None, Mode.PART
             try:
@@ -338,7 +346,8 @@ class Function:
 
     def _execute(self, place: Any, call: Call, trace: Callable[[], Trace]) -> PyTree:
         """Finds or makes the program for `call`, and runs it."""
-        key = call.key((place, call.mesh, _settings(jax.config)))
+        token = settings.token
+        key = call.key((place, call.mesh, _settings(jax.config), token))
         candidates = self._programs.setdefault(key, [])
         for _ in range(_MOST_TRIES):
             program = next((p for p in candidates if layouts_match(p.trace)), None)
@@ -357,7 +366,7 @@ class Function:
                 result = program.compile_and_call(call)
             except SignatureChanged:
                 continue  # another thread has laid out a variable otherwise since
-            self._last[place] = program
+            self._recent[token][place] = program
             return result
         raise RuntimeError(
             f"{self!r} was not run: other threads change all the time whether the copies of its "

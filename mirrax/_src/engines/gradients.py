@@ -13,7 +13,7 @@ from mirrax._src.base import context
 from mirrax._src.base.protocols import Mode
 from mirrax._src.base.structures import opened
 from mirrax._src.base.values import Fn, PyTree, is_leaf
-from mirrax._src.state.foreign import variable_of
+from mirrax._src.state.foreign import route_of, variable_of
 from mirrax._src.state.frame import Frame
 from mirrax._src.state.variable import Variable
 
@@ -34,11 +34,12 @@ def value_and_grad(
 
     Args:
         fn: Returns a scalar, or with `has_aux` a pair (scalar, anything).
-        variables: A variable or any nested structure of variables.
+        variables: A variable or any nested structure of variables, also of those of other
+            libraries (`nnx.state(model, nnx.Param)`) made in a scope.
         has_aux: Whether `fn` returns a pair; the value then is `(value, aux)`.
     """
-    leaves, tree = jax.tree.flatten(opened(variables), is_leaf=is_leaf)
-    leaves = list(map(variable_of, leaves))
+    given, tree = jax.tree.flatten(opened(variables), is_leaf=_is_variable)
+    leaves = list(map(variable_of, given))
     for leaf in leaves:
         if not isinstance(leaf, Variable):
             raise TypeError(
@@ -72,6 +73,8 @@ def value_and_grad(
                 variable.store_local(new)
             else:
                 variable.store_agreed(new, is_agreed)
+        routes = map(route_of, given)
+        grads = [r.like(v, g) if r else g for r, v, g in zip(routes, given, grads)]
         return ((value, aux) if has_aux else value), tree.unflatten(grads)
 
     return wrapped
@@ -92,6 +95,10 @@ def grad(fn: Fn, variables: PyTree, has_aux: bool = False) -> Callable[..., PyTr
         return (gradients, value[1]) if has_aux else gradients
 
     return wrapped
+
+
+def _is_variable(value: Any) -> bool:
+    return is_leaf(value) or route_of(value) is not None
 
 
 def _as_pair(result: Any) -> tuple[Any, Any]:

@@ -179,19 +179,20 @@ def _trace(
 ) -> Trace:
     """Traces `fn` in the context `here`; `variables` lie so for whoever calls it."""
     layouts = signature.layouts()
+    signature.check_modules()
     inside = {v: Layout.PLAIN if mode.is_local else k for v, k in variables.items()}
 
     def body(values: list[jax.Array], arrays: list[jax.Array]) -> Any:
         seen = {v: _seen(v, x, k) for (v, k), x in zip(inside.items(), values)}
         frame = Frame(seen, mode, parent)
-        args, kwargs = signature.rebuild(
-            a if mode.is_program or k is Layout.PLAIN else wrapped(a, k, mesh)
-            for a, k in zip(arrays, layouts)
-        )
         plain = [i for i, k in enumerate(layouts) if may_forward and not k.is_split]
         given = {id(arrays[i]): i for i in plain}
         is_result = is_leaf if mode.is_program else _is_result
         with frame, context.enter(replace(here, frame=frame)):
+            args, kwargs = signature.rebuild(
+                a if mode.is_program or k is Layout.PLAIN else wrapped(a, k, mesh)
+                for a, k in zip(arrays, layouts)
+            )
             result = opened(fn(*args, **kwargs), "result")
             leaves, tree = jax.tree.flatten(result, is_leaf=is_result)
             results = [_out(leaf, given, mode) for leaf in leaves]

@@ -43,6 +43,7 @@ from mirrax._src.engines.cutting import Cut, Stage, cut_trace
 from mirrax._src.engines.eager import merge_parts, run_eagerly
 from mirrax._src.engines.program import layouts_match, lies_on, one_copy_of
 from mirrax._src.engines.trace import trace_replica, until_no_new_variables
+from mirrax._src.state.foreign import settings
 from mirrax._src.state.variable import handed_out
 
 
@@ -55,7 +56,7 @@ def run_uneven(
 
     def cut_for(who: str, avals: tuple[jax.ShapeDtypeStruct, ...]) -> Cut:
         """The function for a replica's shapes; traced if it has not been yet."""
-        key = (strategy, signature, avals)
+        key = ((strategy, settings.token), signature, avals)
         known = function.cuts.setdefault(key, [])
         for cut in known:
             if layouts_match(cut.trace):

@@ -75,6 +75,10 @@ class Frame:
     def _forget_traces(self) -> None:
         self._caches.enter_context(fresh_traces(next(_numbers)))
 
+    def is_innermost(self) -> bool:
+        """Whether the code that runs now belongs to no trace inside this one."""
+        return trace_state() == self._trace
+
     def read(self, variable: Variable) -> Any:
         """The variable's value here."""
         value = self.look_up(variable, counts=True)

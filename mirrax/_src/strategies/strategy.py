@@ -24,6 +24,7 @@ from mirrax._src.base.values import (
     ReplicaValues,
     first_copy,
     is_leaf,
+    is_numeric,
     join,
     on_device,
     parts_of,
@@ -32,6 +33,7 @@ from mirrax._src.base.values import (
 from mirrax._src.collectives.programs import first_of_all, run_on_parts
 from mirrax._src.engines.dispatch import run_replicas
 from mirrax._src.input.feeding import Feeding, check_not_in_replica
+from mirrax._src.state import foreign
 from mirrax._src.state.distributed import DistributedVariable
 from mirrax._src.strategies import reducing
 from mirrax._src.strategies.arguments import RunOptions, ValueContext, checked_run
@@ -62,6 +64,8 @@ class Strategy(Feeding):
         self.replica_mesh: ReplicaMesh = mesh  # pyright: ignore[reportAttributeAccessIssue]
         self._stop_reason: str | None = None
         self.stepper = Stepper(self)
+        if mesh is not None:
+            foreign.attach()
 
     # What it is ----------------------------------------------------------------------
 
@@ -341,18 +345,24 @@ class Strategy(Feeding):
         return PerReplica(map(on_device, parts, mesh.local_devices), mesh=mesh)
 
     def replicate(self, tree: PyTree) -> PyTree:
-        """`tree` with a copy of every array on each replica's device, for functional code.
+        """`tree` with a copy of every array and number on each replica's device.
 
         >>> strategy = mx.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
         >>> strategy.replicate({"w": jnp.ones(2)})["w"] * 3
         Array([3., 3.], dtype=float32)
 
-        Pass the result to `run` and return the new state from there; `mx.function(step,
-        donate_argnums=0)` reuses its memory.
+        For functional code: pass the result to `run` and return the new state from there; `mx.function(step,
+        donate_argnums=0)` reuses its memory. What is no array stays as it is. Of a Flax NNX module
+        made outside the scope it gives a copy that belongs to the strategy.
         """
         mesh = self.replica_mesh
 
         def mirror(x: Any) -> Any:
+            module_kind = foreign.module_kind(x)
+            if module_kind is not None:
+                return module_kind.replicate(self, x)
+            if not is_numeric(x):
+                return x
             # A copy of its own, so that donating the state never takes the user's array. A
             # number gets the dtype for good: every step must see the type of the last one.
             array = jnp.array(x, dtype=jnp.asarray(x).dtype, copy=True)
@@ -361,7 +371,7 @@ class Strategy(Feeding):
             whole = mesh.mirror(array)
             return Mirrored.of(whole, mesh) if mesh.size > 1 else first_copy(whole)
 
-        return jax.tree.map(mirror, tree)
+        return jax.tree.map(mirror, tree, is_leaf=foreign.is_module)
 
     # For the layers below, which know a strategy only by these ------------------------
 

@@ -239,6 +239,11 @@ class Optimizer(HasLearningRate):
     # Variables -------------------------------------------------------------------------
 
     @property
+    def gradient_accumulation_steps(self) -> int:
+        """The number of calls that make one update."""
+        return self._steps
+
+    @property
     def iterations(self) -> Variable:
         """How often the variables have been updated."""
         counter = self._iterations

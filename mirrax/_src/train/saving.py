@@ -7,6 +7,7 @@ structure that holds them.
 
 from __future__ import annotations
 
+import functools
 import sys
 import types
 from collections.abc import Callable, Mapping
@@ -24,11 +25,13 @@ from mirrax._src.base.values import (
     PerReplica,
     ReplicaValues,
     is_array,
+    is_leaf,
     to_device,
 )
 from mirrax._src.cluster.runtime import current_cluster
 from mirrax._src.engines.function import Function
 from mirrax._src.input.distributed import DistributedIterator
+from mirrax._src.state import foreign
 from mirrax._src.state.distributed import DistributedVariable
 from mirrax._src.state.variable import Variable
 from mirrax._src.train.optimizer import Optimizer
@@ -119,6 +122,13 @@ class Part:
             self.places.setdefault(leaf.number, name)
         elif isinstance(leaf, OwnCopies):
             self._add_item(name, _copies_item(leaf))
+        elif module_kind := foreign.module_kind(leaf):
+            if not any(leaf is each for each in seen):
+                seen.append(leaf)
+                store = functools.partial(module_kind.replace_parts, leaf)
+                self._descend(
+                    name, module_kind.saved_parts(leaf), store, is_plain, seen
+                )
         elif _is_stateful(leaf):
             self._add_item(name, _state_item(leaf))
         elif isinstance(leaf, PerReplica):
@@ -439,7 +449,7 @@ def _can_be_named(dtype: Any) -> bool:
 
 
 def _is_whole(value: Any) -> bool:
-    return isinstance(value, Variable | ReplicaValues) or _is_stateful(value)
+    return is_leaf(value) or _is_stateful(value)
 
 
 def _is_stateful(value: Any) -> bool:
