@@ -8,7 +8,10 @@ import threading
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from types import TracebackType
 from typing import Any, TypeVar, cast
+
+import jax
 
 _PACKAGE = str(Path(__file__).parents[2])
 _STDLIB = str(Path(threading.__file__).parent)
@@ -64,6 +67,26 @@ def _is_library(file: str) -> bool:
     is_pythons_own = file.startswith(_STDLIB) and "site-packages" not in file
     is_ours = file.startswith((_PACKAGE, "<string>", "<frozen"))
     return is_pythons_own or is_ours or "/jax/" in file
+
+
+def hide_own_frames(error: BaseException) -> None:
+    """Leaves the inside of mirrax out of a traceback, as JAX leaves out its own.
+
+    `JAX_TRACEBACK_FILTERING=off` keeps both.
+    """
+    if jax.config.jax_traceback_filtering == "off":  # pyright: ignore[reportAttributeAccessIssue]
+        return
+    while type(error.__context__).__module__.startswith("mirrax._src"):  # a detour
+        error.__context__ = error.__context__ and error.__context__.__context__
+    kept, at = [], error.__traceback__
+    while at is not None:
+        if not at.tb_frame.f_code.co_filename.startswith(_PACKAGE):
+            kept.append(at)
+        at = at.tb_next
+    shown = None
+    for at in reversed(kept):
+        shown = TracebackType(shown, at.tb_frame, at.tb_lasti, at.tb_lineno)
+    error.__traceback__ = shown
 
 
 def sentence(text: str) -> str:

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mirrax._src.base import context
-from mirrax._src.base.errors import RunEagerly, warn_user
+from mirrax._src.base.errors import RunEagerly, hide_own_frames, warn_user
 from mirrax._src.base.jax_compat import EMPTY_PARTS_CRASH, outside_traces
 from mirrax._src.base.protocols import Mode, StrategyLike
 from mirrax._src.base.structures import opened
@@ -244,35 +244,39 @@ class Function:
     # Calling -------------------------------------------------------------------------
 
     def __call__(self, *args: Any, **kwargs: Any) -> PyTree:
-        here = context.current()
-        if here.frame is not None or _run_eagerly or not outside_traces():
-            if self._accepted is not None:
-                args, kwargs = self._accepted.fit(args, kwargs, jnp.asarray)
-            return self.fn(*args, **kwargs)
-        if self._prepares:
-            args, kwargs = self._prepare(args, kwargs)
-        strategy = here.strategy
-        if here.replica is not None and strategy.num_replicas_in_sync > 1:
-            if self._accepted is not None:
-                args, kwargs = self._accepted.fit(args, kwargs)
-            return self._call_in_replica(args, kwargs)
-        place = (strategy, "call", here.replica is None, here.updating)
         try:
-            return self._recent[settings.token][place].call_again(args, kwargs)
-        except SignatureChanged:
-            if self._accepted is not None:
-                args, kwargs = self._accepted.fit(args, kwargs)
-        leaves = jax.tree.leaves(opened((args, kwargs)), is_leaf=is_leaf)
-        if not any(map(_is_data, leaves)):
+            here = context.current()
+            if here.frame is not None or _run_eagerly or not outside_traces():
+                if self._accepted is not None:
+                    args, kwargs = self._accepted.fit(args, kwargs, jnp.asarray)
+                return self.fn(*args, **kwargs)
+            if self._prepares:
+                args, kwargs = self._prepare(args, kwargs)
+            strategy = here.strategy
+            if here.replica is not None and strategy.num_replicas_in_sync > 1:
+                if self._accepted is not None:
+                    args, kwargs = self._accepted.fit(args, kwargs)
+                return self._call_in_replica(args, kwargs)
+            place = (strategy, "call", here.replica is None, here.updating)
             try:
-                mesh = strategy.replica_mesh
-                call = sort_arguments(args, kwargs, mesh, in_cross_replica=True)
-                known = self.fn, call.signature, call.arrays, call.mesh
-                return self._execute(place, call, lambda: trace_call(*known))
-            except (RunEagerly, UnevenError):
-                pass
-        with context.changed(compile_runs=self):  # on the host
-            return self._plain(*args, **kwargs)
+                return self._recent[settings.token][place].call_again(args, kwargs)
+            except SignatureChanged:
+                if self._accepted is not None:
+                    args, kwargs = self._accepted.fit(args, kwargs)
+            leaves = jax.tree.leaves(opened((args, kwargs)), is_leaf=is_leaf)
+            if not any(map(_is_data, leaves)):
+                try:
+                    mesh = strategy.replica_mesh
+                    call = sort_arguments(args, kwargs, mesh, in_cross_replica=True)
+                    known = self.fn, call.signature, call.arrays, call.mesh
+                    return self._execute(place, call, lambda: trace_call(*known))
+                except (RunEagerly, UnevenError):
+                    pass
+            with context.changed(compile_runs=self):  # on the host
+                return self._plain(*args, **kwargs)
+        except Exception as error:
+            hide_own_frames(error)
+            raise
 
     def run_on(self, strategy: StrategyLike, args: Args, kwargs: Kwargs) -> PyTree:
         """`strategy.run(self, args, kwargs)`, compiled."""

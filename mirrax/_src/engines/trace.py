@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 import jax
+from jax.errors import JAXTypeError
 
 from mirrax._src.base import context
 from mirrax._src.base.context import Context
@@ -32,6 +33,7 @@ from mirrax._src.base.values import (
     parts_of,
 )
 from mirrax._src.engines.arguments import Signature, is_apart, sort_arguments
+from mirrax._src.engines.blame import say_whose
 from mirrax._src.engines.jaxprs import invariant_outputs, only_used
 from mirrax._src.engines.program import lies_on
 from mirrax._src.engines.replica_context import SpmdReplicaContext
@@ -211,7 +213,11 @@ def _trace(
     shapes = {v: _whole_shape(v, layout) for v, layout in inside.items()}
     values = [jax.ShapeDtypeStruct(shape, v.dtype) for v, shape in shapes.items()]
     axis = (AXIS_NAME, mesh.size) if mode.is_program and mesh is not None else None
-    closed, known = make_jaxpr(body, axis, (values, list(avals)))
+    try:
+        closed, known = make_jaxpr(body, axis, (values, list(avals)))
+    except JAXTypeError as error:
+        say_whose(error, fn, signature, [v.name for v in inside])
+        raise
     tree, outs, used, writes, created, on = known
     closed = only_used(closed, variables, used)
     reads = {v: layout for v, layout in variables.items() if v in used}

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from mirrax._src.base import context
-from mirrax._src.base.errors import renamed
+from mirrax._src.base.errors import hide_own_frames, renamed
 from mirrax._src.base.jax_compat import Device, Tracer
 from mirrax._src.base.mesh import AXIS_NAME, Layout, ReplicaMesh
 from mirrax._src.base.reduce_op import ReduceOp
@@ -171,7 +171,11 @@ class Strategy(Feeding):
         here = context.current()
         if here.strategy is not self or here.replica is not None:
             check_cross_replica(self, "run")
-        return self._run(fn, args, kwargs or {}, here)
+        try:
+            return self._run(fn, args, kwargs or {}, here)
+        except Exception as error:
+            hide_own_frames(error)
+            raise
 
     _run = run_replicas
 
@@ -207,7 +211,11 @@ class Strategy(Feeding):
             raise ValueError(f"`steps` must be a number of at least 1, got {steps!r}.")
         check_not_traced("run_steps")
         with self.entered("run_steps"):
-            return self.stepper.run_steps(fn, iterator, steps)
+            try:
+                return self.stepper.run_steps(fn, iterator, steps)
+            except Exception as error:
+                hide_own_frames(error)
+                raise
 
     @renamed("run")
     def experimental_run_v2(
