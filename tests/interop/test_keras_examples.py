@@ -54,3 +54,13 @@ def test_fit_learns_the_same_on_replicas_and_on_workers():
 def test_the_gan_learns_a_distribution():
     lines = start("examples/keras_gan.py", "--steps", "600")
     assert percentage_in(lines[-1]) > 50
+
+
+def test_the_readmes_block_runs(tmp_path):
+    blocks = re.findall(
+        r"^```py\n(.*?)^```$", (ROOT / "README.md").read_text(), re.M | re.S
+    )
+    assert len(blocks) == 1
+    script = tmp_path / "fit.py"
+    script.write_text(blocks[0] + "print('loss', model.evaluate(x, x.sum(1)))\n")
+    assert losses_in(start(str(script))[-1:])[0] < 20
