@@ -195,6 +195,21 @@ def test_a_member_of_another_cluster_ends_the_joining_with_both_sides(serve):
         assert "host:0, host:1, host:2" in failure["text"]
 
 
+def test_a_member_of_another_cluster_cannot_end_a_job_that_has_started(serve):
+    server = serve(2)
+    first, second = server.start()
+    for number in (0, 1):
+        stale = server.join(number, addresses=["host:0", "yesterday:1"])
+        assert "host:0, yesterday:1 there" in stale.hear("failure")["text"]
+        assert stale.is_closed()
+    agree(first, "x", 1)
+    agree(second, "x", 2)
+    kinds = []
+    while (message := first.read())[0] != "agreed":
+        kinds.append(message[0])
+    assert message[1]["values"] == [1, 2] and "failure" not in kinds
+
+
 def test_the_first_worker_gone_before_the_start_is_told(serve):
     server = serve(3)
     first, second = server.join(0), server.join(1)

@@ -108,31 +108,35 @@ class Roster:
         member = Member(writer, facts)
         if worker not in range(len(self.addresses)):
             raise ValueError  # nobody of ours
+        problem = self.problem_with(worker, facts)
         if self.failure is not None:
             member.tell("failure", self.failure)
-        elif facts["addresses"][1:] != self.addresses[1:]:
-            text = (
-                f"Worker {worker} was told of other workers than worker 0: "
-                f"{', '.join(facts['addresses'])} there, {', '.join(self.addresses)} here. "
-                "Give all workers the same cluster."
-            )
-            self.fail([worker], text)
+        elif problem and (self.has_started or worker in self.members):
+            member.tell("failure", {"workers": [worker], "text": problem})
+        elif problem:
+            self.fail([worker], problem)
             member.tell("failure", self.failure)
-        elif worker in self.members:
-            member.tell(
-                "failure",
-                {
-                    "workers": [worker],
-                    "text": f"There are two workers {worker}: another process has joined as "
-                    "this one. Give every worker its own index.",
-                },
-            )
         else:
             self.members[worker] = member
             self.tell_missing()
             self.start_if_complete()
             return worker
         return None
+
+    def problem_with(self, worker: int, facts: dict[str, Any]) -> str:
+        """Why a worker cannot join; "" if it can."""
+        if facts["addresses"][1:] != self.addresses[1:]:
+            return (
+                f"Worker {worker} was told of other workers than worker 0: "
+                f"{', '.join(facts['addresses'])} there, {', '.join(self.addresses)} here. "
+                "Give all workers the same cluster, and end those of an earlier job."
+            )
+        if worker in self.members:
+            return (
+                f"There are two workers {worker}: another process has joined as this one. "
+                "Give every worker its own index."
+            )
+        return ""
 
     def tell_missing(self) -> None:
         if not self.has_started:
