@@ -19,7 +19,7 @@ from . import workers as processes
 from .workers import Workers
 
 LIMIT = SECONDS_TO_HANG
-FAILED = (1, 43)
+FAILED = (43,)
 
 SETUP = """
 def sum_of(result):
@@ -378,7 +378,7 @@ def test_different_programs_are_found_soon_after():
         raise
     """
     with start(script) as workers:
-        workers.expect_end(1, 1, within=LIMIT)
+        workers.expect_end(43, 43, within=LIMIT)
         for worker in workers:
             assert "caught (1,)" in worker.output or "caught (0,)" in worker.output
             assert "has run other programs than worker" in worker.output
@@ -525,6 +525,25 @@ def test_an_error_in_the_data_of_one_worker_reaches_the_others():
         assert_named(workers, 1, "KeyError: 'bad record'")
 
 
+def test_exit_codes_say_that_another_was_lost_whatever_the_program_does_at_its_end():
+    script = """
+    import atexit
+    atexit.register(say, "at exit")
+    if me == 1:
+        sys.excepthook = lambda *error: say("its own hook")
+    if me == 2:
+        threading.Thread(target=time.sleep, args=[1]).start()
+    train(10_000, compiled)
+    """
+    with start(script, workers=4) as workers:
+        workers.wait_for("step 5")
+        workers[3].kill()
+        workers.expect_end(43, 43, 43, -signal.SIGKILL, within=LIMIT)
+        assert "its own hook" in workers[1].output
+        for worker in list(workers)[:3]:
+            assert "at exit" in worker.output, workers.show()
+
+
 # Users who know better -----------------------------------------------------------------------
 
 
@@ -558,7 +577,7 @@ def test_a_user_who_goes_on_gets_the_error_again():
     with start(script) as workers:
         workers.wait_for("step 5")
         workers[1].kill()
-        workers.expect_end(1, -signal.SIGKILL, within=LIMIT)
+        workers.expect_end(43, -signal.SIGKILL, within=LIMIT)
         assert workers[0].output.count("lost (1,)") == 3
         assert_named(workers, 1)
 
@@ -573,7 +592,7 @@ def test_an_error_while_cleaning_up_shows_both():
     with start(script) as workers:
         workers.wait_for("step 5")
         workers[1].kill()
-        workers.expect_end(1, -signal.SIGKILL, within=LIMIT)
+        workers.expect_end(43, -signal.SIGKILL, within=LIMIT)
         assert_named(workers, 1, "ValueError: while cleaning up")
 
 

@@ -25,7 +25,7 @@ LIMIT = SECONDS_TO_HANG
 
 def test_workers_that_never_start_are_named():
     with start(JOIN_SOON, workers=4, missing=[2, 3]) as workers:
-        workers.expect_end(1, 1, within=LIMIT)
+        workers.expect_end(43, 43, within=LIMIT)
         for worker in workers:
             me = f"worker {worker.number} (this process, {worker.pid})"
             assert f"mirrax: {me} waits for worker 2, worker 3." in worker.output
@@ -35,7 +35,7 @@ def test_workers_that_never_start_are_named():
 
 def test_a_first_worker_that_never_starts_is_named():
     with start(JOIN_SOON, workers=2, missing=[0]) as workers:
-        workers.expect_end(1, within=LIMIT)
+        workers.expect_end(43, within=LIMIT)
         output = workers[0].output
         assert "waits for worker 0, which cannot be reached" in output
         assert "has waited 3 s for worker 0, which cannot be reached" in output
@@ -49,7 +49,7 @@ def test_clusters_of_other_sizes_are_shown_side_by_side(odd: int):
         workers.addresses.append("127.0.0.1:9")
         theirs = ", ".join(workers.addresses)
         workers.add(odd, JOIN)
-        workers.expect_end(1, 1, within=LIMIT)
+        workers.expect_end(43, 43, within=LIMIT)
         for worker in workers:
             assert "was told of other workers than worker 0" in worker.output
             assert mine in worker.output and theirs in worker.output
@@ -63,7 +63,7 @@ def test_a_number_that_is_there_twice_is_refused_and_the_others_go_on():
         second_zero.wait_for("cannot listen at its address")
         assert workers.addresses[0] in second_zero.output
         workers.add(2, JOIN)
-        workers.expect_end(0, 0, 1, 1, 0, within=LIMIT)
+        workers.expect_end(0, 0, 43, 1, 0, within=LIMIT)
         assert "joined 3" in workers[0].output
 
 
@@ -73,7 +73,7 @@ def test_a_port_that_another_program_has_is_named_by_all():
         with socket.create_server((host, int(port))):  # accepts, and says nothing
             workers.add(0, JOIN_SOON)
             workers.add(1, JOIN_SOON)
-            workers.expect_end(1, 1, within=LIMIT)
+            workers.expect_end(1, 43, within=LIMIT)
         text = f"Worker 0 cannot listen at its address {host}:{port}: Address already"
         assert text in workers[0].output
         assert f"{host}:{port}" in workers[1].output
@@ -87,7 +87,7 @@ def test_a_port_where_another_program_answers_is_named():
             answering = threading.Thread(target=_answer_like_a_web_server, args=[other])
             answering.start()
             workers.add(1, JOIN_SOON)
-            workers.expect_end(1, within=LIMIT)
+            workers.expect_end(43, within=LIMIT)
             other.shutdown(socket.SHUT_RDWR)
             answering.join()
         assert "another program" in workers[0].output
@@ -177,7 +177,7 @@ def test_without_the_first_worker_nobody_waits_on(number: int):
     with start(JOIN, workers=3, missing=[2]) as workers:
         workers.wait_for("waits for worker 2.")
         workers[0].send(number)
-        workers.expect_end(-number, 1, within=LIMIT)
+        workers.expect_end(-number, 43, within=LIMIT)
         assert "Worker 0 ended while the others were joining." in workers[1].output
 
 
@@ -186,7 +186,7 @@ def test_ctrl_c_while_joining_ends_at_once():
         workers.wait_for("waits for worker 2.")
         for worker in workers:
             worker.send(signal.SIGINT)
-        workers.expect_end(-signal.SIGINT, (1, -signal.SIGINT), within=LIMIT)
+        workers.expect_end(-signal.SIGINT, (43, -signal.SIGINT), within=LIMIT)
         assert "KeyboardInterrupt" in workers[1].output
 
 
@@ -204,7 +204,7 @@ if me == 0:
         workers.add(1, JOIN)
         workers[1].wait_for("waits for worker 0")
         workers[0].kill()
-        workers.expect_end(-9, 1, within=LIMIT)
+        workers.expect_end(-9, 43, within=LIMIT)
         assert "Worker 0 ended while the others were joining." in workers[1].output
 
 

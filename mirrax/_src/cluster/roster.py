@@ -16,11 +16,10 @@ from typing import Any
 
 from mirrax._src.base.errors import UnavailableError, users_line
 from mirrax._src.cluster import launches
-from mirrax._src.cluster.reporting import write_report
+from mirrax._src.cluster.reporting import LOST_EXIT_CODE, write_report
 from mirrax._src.cluster.roster_server import GREETING, describe_worker
 from mirrax._src.cluster.watching import Watch
 
-LOST_EXIT_CODE = 43
 _BEAT_SECONDS = 1.0
 _LOOK_SECONDS = 0.2
 _SOON_SECONDS = 0.02
@@ -444,24 +443,24 @@ class Roster:
 
     # Leaving -------------------------------------------------------------------------
 
-    def tell_failed(self, reason: str) -> None:
+    def tell_failed(self, reason: str, code: int) -> None:
         """Tells the others why this worker is about to end, and sees to it that it does."""
         if self._is_failing:
             return
         self._is_failing = True
         self._send("failed", reason)
         threading.Thread(
-            target=self._end_failed, name="mirrax-end", daemon=True
+            target=self._end_failed, args=(code,), name="mirrax-end", daemon=True
         ).start()
 
-    def _end_failed(self) -> None:
+    def _end_failed(self, code: int) -> None:
         time.sleep(_UNWINDING_SECONDS)
-        _exit_soon(1)
+        _exit_soon(code)
         alive = [t.name for t in threading.enumerate() if not t.daemon]
         say(
             f"{self._me()} has failed, but is kept by the thread(s) {', '.join(alive)}."
         )
-        os._exit(1)
+        os._exit(code)
 
     def leave(self) -> None:
         """Says that this worker's program is done."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import platform
 import socket
@@ -19,7 +20,12 @@ import jax
 
 from mirrax._src.base import hooks, jax_compat, logical
 from mirrax._src.base.errors import UnavailableError
-from mirrax._src.cluster.reporting import message_of
+from mirrax._src.cluster.reporting import (
+    LOST_EXIT_CODE,
+    end_with_codes,
+    is_of_lost_worker,
+    message_of,
+)
 from mirrax._src.cluster.roster import Roster
 
 _SERVER = Path(__file__).with_name("roster_server.py")
@@ -87,6 +93,7 @@ class Cluster:
     def __init__(self, roster: Roster, options: ClusterOptions) -> None:
         self._roster = roster
         self._counts: dict[str, int] = {}
+        self._has_told = False
         self.options = options
         self.names = roster.names
         self.worker, self.size = roster.worker, len(roster.names)
@@ -189,14 +196,21 @@ class Cluster:
     def tell_failed(self, error: BaseException) -> None:
         """Tells the others why this worker is about to end."""
         reason = f"{type(error).__name__}: {message_of(error)}"
-        self._roster.tell_failed(reason[:_LONGEST_REASON])
+        code = LOST_EXIT_CODE if is_of_lost_worker(error) else 1
+        self._roster.tell_failed(reason[:_LONGEST_REASON], code)
+        self._has_told = True
 
     def leave(self) -> None:
         """Says that this worker's program is done, once its last step is."""
         # Whoever has replaced `sys.excepthook`: this is why the program ends.
         error = getattr(sys, "last_value", None)
-        if error is not None and not hasattr(sys, "ps1"):
+        if error is not None and not hasattr(sys, "ps1") and not self._has_told:
             self.tell_failed(error)
+            if is_of_lost_worker(error):
+                logging.shutdown()
+                with contextlib.suppress(OSError, ValueError):
+                    sys.stdout.flush()
+                os._exit(LOST_EXIT_CODE)  # Python would end with 1
         self._roster.leave()
 
     def forget(self) -> None:
@@ -230,6 +244,7 @@ def join_cluster(
         UnavailableError: If workers are missing.
     """
     global _current
+    end_with_codes()
     facts = {"addresses": list(addresses), "name": names[worker], **_own_facts()}
     if _current is not None:
         if [list(addresses), worker] != _joined_as:
@@ -407,10 +422,12 @@ def _install_hooks(cluster: Cluster) -> None:
         explanation = cluster.explanation_of(error)
         if explanation is not None and error.__cause__ is None:
             error.__cause__ = explanation
-        show()
-        if explanation is not None:
-            print(f"mirrax: {explanation}", file=sys.stderr, flush=True)
-        cluster.tell_failed(error)
+        try:
+            show()
+        finally:
+            if explanation is not None:
+                print(f"mirrax: {explanation}", file=sys.stderr, flush=True)
+            cluster.tell_failed(error)
 
     hooks.on_uncaught(tell)
     hooks.on_exit(cluster.leave)
