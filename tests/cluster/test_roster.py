@@ -316,6 +316,25 @@ def test_a_value_of_ten_megabytes_travels(serve):
         assert member.hear("agreed")["values"] == [value, "small"]
 
 
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        (b'"' + b"x" * roster_server.LONGEST_LINE + b'"\n', "of more than 16777216"),
+        (b"}{\n", "that is not JSON"),
+    ],
+)
+def test_a_refused_line_is_reported_as_what_it_is(serve, line, reason):
+    first, second = serve(2).start()
+    second.socket.sendall(line)
+    failure = first.hear("failure")
+    assert failure["workers"] == [1]
+    assert (
+        f"Worker 1 (host:1, its log is 1.log) has failed: the roster has refused a line {reason}"
+        in failure["text"]
+    )
+    assert "gone" not in failure["text"]
+
+
 def test_agreements_may_overlap_and_come_in_any_order(serve):
     first, second = serve(2).start()
     for k in range(5):

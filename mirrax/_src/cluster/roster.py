@@ -17,7 +17,11 @@ from typing import Any
 from mirrax._src.base.errors import UnavailableError, users_line
 from mirrax._src.cluster import launches
 from mirrax._src.cluster.reporting import LOST_EXIT_CODE, write_report
-from mirrax._src.cluster.roster_server import GREETING, describe_worker
+from mirrax._src.cluster.roster_server import (
+    GREETING,
+    LONGEST_LINE,
+    describe_worker,
+)
 from mirrax._src.cluster.watching import Watch
 
 _BEAT_SECONDS = 1.0
@@ -185,6 +189,11 @@ class Roster:
 
     def _send(self, kind: str, content: Any) -> None:
         data = json.dumps({kind: content}).encode() + b"\n"
+        if len(data) > LONGEST_LINE:
+            raise ValueError(
+                f"The workers cannot exchange {len(data):,} bytes ({kind}) by the roster, "
+                f"which takes {LONGEST_LINE:,}. Large values have to go another way."
+            )
         try:
             with self._sending:
                 assert self._socket is not None

@@ -42,7 +42,7 @@ _GONE_WHILE_JOINING = "Worker 0 ended while the others were joining."
 _BEAT_SECONDS = 1.0
 _LINGER_SECONDS = 60.0
 _MOST_GIVEN_UP = 1000
-_LONGEST_LINE = 64 * 1024 * 1024
+LONGEST_LINE = 16 * 1024 * 1024
 # JAX's own watch over workers would abort them; ours comes first, and explains.
 _NEVER_SECONDS = 7 * 24 * 3600
 
@@ -95,6 +95,9 @@ class Roster:
             worker = self.join(first["hello"], writer)
             while worker is not None and (line := await reader.readline()):
                 self.hear(worker, json.loads(line))
+        except ValueError as error:
+            if worker is not None:
+                self.refuse(worker, error)
         except Exception:
             pass  # nobody of ours, or a connection that broke: as if it had ended
         finally:
@@ -217,6 +220,13 @@ class Roster:
             self.stop_if_all_reached()
             for name in list(self.agreements):
                 self.check_possible(name)
+
+    def refuse(self, worker: int, error: ValueError) -> None:
+        """Fails because of a line that cannot be read, and says so."""
+        is_json = isinstance(error, (json.JSONDecodeError, UnicodeDecodeError))
+        what = "that is not JSON" if is_json else f"of more than {LONGEST_LINE} bytes"
+        text = f"the roster has refused a line {what}. This is a fault in mirrax."
+        self.fail([worker], f"{self.describe(worker)} has failed: {text}")
 
     def stop_if_all_reached(self) -> None:
         """Tells the step to stop at: one that nobody has come to yet."""
@@ -387,7 +397,7 @@ async def main() -> None:
     roster = Roster(config["addresses"], config["heartbeat"], host)
     try:
         server = await asyncio.start_server(
-            roster.serve, host or None, port, limit=_LONGEST_LINE
+            roster.serve, host or None, port, limit=LONGEST_LINE
         )
     except OSError as error:
         print(json.dumps({"error": os.strerror(error.errno or 0)}), flush=True)
