@@ -287,6 +287,9 @@ def test_the_server_killed_ends_all():
         workers.expect_end(codes, codes, within=LIMIT)
         for worker in workers:
             assert re.search("roster|coordination service", worker.output)
+            assert not re.search(r"Worker 0 \(.*\) is gone", worker.output)
+        said = "".join(worker.output for worker in workers)
+        assert "The roster is gone: the process that watches over the workers" in said
 
 
 # Stopped -------------------------------------------------------------------------------------
@@ -408,6 +411,25 @@ def test_a_worker_that_skips_a_step_is_found_when_it_ends():
     with start("train(10 - me, compiled)") as workers:
         workers.expect_end(FAILED, 0, within=LIMIT)
         assert_named(workers, 1, "has ended its program, while worker 0 waits for it")
+
+
+def test_different_numbers_of_runs_that_send_nothing_are_found_at_the_end():
+    script = """
+    with strategy.scope():
+        v = mx.Variable(0.0)
+    def add():
+        v.assign_add(1.0)
+    for _ in range(5 + me):
+        strategy.run([add, mx.function(add)][{kind}])
+    say("v", v.numpy())
+    time.sleep(2 * me)
+    """
+    for kind in range(2):
+        with start(script.replace("{kind}", str(kind))) as workers:
+            workers.expect_end(0, 43, within=LIMIT)
+            assert "v 5.0" in workers[0].output and "v 6.0" in workers[1].output
+            text = "has ended after 11 calls of `run`, worker 0 after 10"
+            assert text in workers[1].output, workers.show()
 
 
 def test_a_worker_that_is_busy_alone_for_long_accuses_nobody():

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import socket
 import threading
+from pathlib import Path
 
 import pytest
 from helpers.waiting import SECONDS_TO_HANG
+
+from mirrax._src.cluster.roster_server.listening import addresses_of
+from mirrax._src.cluster.secret import read_secret
 
 from .workers import start
 
@@ -247,3 +252,59 @@ os.environ["TF_CONFIG"] = json.dumps({"cluster": cluster, "task": task})
         for worker in (workers[0], workers[2]):
             assert f"Worker 0 ({workers.addresses[1]}" in worker.output
         assert "mirrax: chief 0 (this process" in workers[0].output
+
+
+SECRET = "a secret of the test, long enough"
+
+
+def test_workers_with_the_same_secret_train_and_never_show_it(tmp_path: Path):
+    file = tmp_path / "secret"
+    file.write_text(f"{SECRET}\n")
+    with start(JOIN, workers=2, missing=[0, 1]) as workers:
+        workers.add(0, JOIN, MIRRAX_SECRET=SECRET)
+        workers.add(1, JOIN, MIRRAX_SECRET_FILE=str(file))
+        workers.expect_end(0, 0, within=LIMIT)
+        for worker in workers:
+            assert "joined 2" in worker.output and SECRET not in worker.output
+
+
+@pytest.mark.parametrize(
+    ("secrets", "text"),
+    [
+        ((SECRET, "quite another secret"), "worker 0 has another secret"),
+        ((SECRET, ""), "worker 0 has a secret, but this worker has none"),
+        (("", SECRET), "this worker has a secret, but worker 0 has none"),
+    ],
+)
+def test_another_secret_is_said_at_once_and_ends_nobody_else(
+    secrets: tuple[str, str], text: str
+):
+    with start(JOIN, workers=2, missing=[0, 1]) as workers:
+        workers.add(0, JOIN, MIRRAX_SECRET=secrets[0])
+        workers[0].wait_for("waits for worker 1.")
+        stranger = workers.add(1, JOIN, MIRRAX_SECRET=secrets[1])
+        assert stranger.wait(LIMIT) == 1
+        assert text in stranger.output and "MIRRAX_SECRET" in stranger.output
+        assert not any(s and s in stranger.output for s in secrets)
+        workers.add(1, JOIN, MIRRAX_SECRET=secrets[0])
+        workers.expect_end(0, 1, 0, within=LIMIT)
+
+
+@pytest.mark.parametrize(
+    ("variables", "text"),
+    [
+        ({"MIRRAX_SECRET": "short"}, "has 5 characters; a secret needs at least 16"),
+        ({"MIRRAX_SECRET_FILE": "/nowhere"}, "/nowhere (MIRRAX_SECRET_FILE) cannot be"),
+        ({"MIRRAX_SECRET": SECRET, "MIRRAX_SECRET_FILE": "/x"}, "are both set"),
+    ],
+)
+def test_a_secret_that_cannot_be_used_is_an_error(variables: dict[str, str], text: str):
+    with pytest.raises(ValueError, match=re.escape(text)):
+        read_secret(variables)
+
+
+def test_where_the_roster_listens():
+    assert addresses_of("127.0.0.1") == ["127.0.0.1"]
+    assert addresses_of("localhost") == ["localhost"]
+    assert addresses_of("203.0.113.1") == []  # of no machine
+    assert addresses_of("no-such-host.invalid") == []

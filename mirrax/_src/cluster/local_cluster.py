@@ -29,6 +29,7 @@ from typing import Any
 
 from mirrax._src.cluster import keeper
 from mirrax._src.cluster.keeper import Lines
+from mirrax._src.cluster.secret import secret_for_workers
 
 _SECONDS_TO_START = 30.0
 _HOST = "127.0.0.1"
@@ -100,6 +101,7 @@ class LocalCluster:
         self.failures = [directory / f"worker-{i}.failure.json" for i in range(workers)]
         self.log_starts = [_size(log) for log in self.logs]
         self.running = set(range(workers))
+        self._secret = secret_for_workers()
         for path in self.failures:
             path.unlink(missing_ok=True)
         addresses = [f"{_HOST}:{port}" for port in free_ports(workers)]
@@ -143,6 +145,7 @@ class LocalCluster:
             "PYTHONUNBUFFERED": "1",
             "PYTHONFAULTHANDLER": "1",
         }
+        values |= self._secret
         if devices is not None:
             values["JAX_NUM_CPU_DEVICES"] = str(devices)
         return values

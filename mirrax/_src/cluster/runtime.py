@@ -26,9 +26,10 @@ from mirrax._src.cluster.reporting import (
     is_of_lost_worker,
     message_of,
 )
-from mirrax._src.cluster.roster import Roster
+from mirrax._src.cluster.roster import Roster, say
+from mirrax._src.cluster.secret import read_secret
 
-_SERVER = Path(__file__).with_name("roster_server.py")
+_SERVER = Path(__file__).with_name("roster_server")
 _SOON_SECONDS = 0.5
 _EXPLAINING_SECONDS = 5.0
 _LONGEST_REASON = 2000
@@ -129,8 +130,10 @@ class Cluster:
         """Raises UnavailableError if a worker is lost."""
         self._roster.check()
 
-    def note_steps(self, count: int) -> None:
+    def note_steps(self, count: int, is_call: bool = True) -> None:
         """Counts steps, for messages of others that have to name this worker's last one.
+
+        `is_call` is false while a function is traced, which workers may do unequally often.
 
         Raises:
             UnavailableError: If a worker is lost.
@@ -138,6 +141,8 @@ class Cluster:
         if self._roster.failure is not None:
             self._roster.check()
         self._roster.steps += count
+        if is_call:
+            self._roster.runs += count
 
     @contextlib.contextmanager
     def explaining(self) -> Iterator[None]:
@@ -265,7 +270,13 @@ def join_cluster(
     if worker == 0 and not _servers:
         _start_server(list(addresses), host, port, options.heartbeat)
     roster = Roster(
-        (host, port), worker, names, facts, options.heartbeat, options.step_timeout
+        (host, port),
+        worker,
+        names,
+        facts,
+        options.heartbeat,
+        options.step_timeout,
+        read_secret(),
     )
     roster.join(options.join_timeout)
     _check_facts(roster)
@@ -357,13 +368,13 @@ def _address(host: str, port: int) -> str:
 
 
 def _start_server(addresses: list[str], host: str, port: int, heartbeat: float) -> int:
-    # Loopback stays on this machine; any other name may not be that of an own interface.
-    is_local = host == "localhost" or host.startswith("127.") or host == "::1"
+    secret = read_secret()
     config = {
         "addresses": addresses,
-        "host": host if is_local else "",
+        "host": host,
         "port": port,
         "heartbeat": heartbeat,
+        "secret": secret,
     }
     server = subprocess.Popen(
         [sys.executable, "-P", str(_SERVER)],
@@ -382,7 +393,22 @@ def _start_server(addresses: list[str], host: str, port: int, heartbeat: float) 
             "another program, or an earlier run, still use the port?"
         )
     _servers.append(server)  # its input stays open as long as this process lives
+    if not secret:
+        _say_who_can_join(host, answer["hosts"], answer["ready"])
     return answer["ready"]
+
+
+def _say_who_can_join(name: str, hosts: list[str], port: int) -> None:
+    """A line about the network that an unprotected roster listens on, if it does on one."""
+    if hosts == [name] and (name in ("localhost", "::1") or name.startswith("127.")):
+        return
+    where = " and ".join(_address(host, port) for host in hosts)
+    if not hosts:
+        where = f"any address of this machine, port {port} ({name} is none of them)"
+    say(
+        f"worker 0 listens at {where}, and the job has no secret: whoever can connect can "
+        "disturb it. Set MIRRAX_SECRET on all workers."
+    )
 
 
 _servers: list[Any] = []
