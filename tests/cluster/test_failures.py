@@ -19,7 +19,7 @@ from . import workers as processes
 from .workers import Workers
 
 LIMIT = SECONDS_TO_HANG
-FAILED = (1, 43)
+FAILED = (43,)
 
 SETUP = """
 def sum_of(result):
@@ -287,6 +287,9 @@ def test_the_server_killed_ends_all():
         workers.expect_end(codes, codes, within=LIMIT)
         for worker in workers:
             assert re.search("roster|coordination service", worker.output)
+            assert not re.search(r"Worker 0 \(.*\) is gone", worker.output)
+        said = "".join(worker.output for worker in workers)
+        assert "The roster is gone: the process that watches over the workers" in said
 
 
 # Stopped -------------------------------------------------------------------------------------
@@ -378,7 +381,7 @@ def test_different_programs_are_found_soon_after():
         raise
     """
     with start(script) as workers:
-        workers.expect_end(1, 1, within=LIMIT)
+        workers.expect_end(43, 43, within=LIMIT)
         for worker in workers:
             assert "caught (1,)" in worker.output or "caught (0,)" in worker.output
             assert "has run other programs than worker" in worker.output
@@ -408,6 +411,25 @@ def test_a_worker_that_skips_a_step_is_found_when_it_ends():
     with start("train(10 - me, compiled)") as workers:
         workers.expect_end(FAILED, 0, within=LIMIT)
         assert_named(workers, 1, "has ended its program, while worker 0 waits for it")
+
+
+def test_different_numbers_of_runs_that_send_nothing_are_found_at_the_end():
+    script = """
+    with strategy.scope():
+        v = mx.Variable(0.0)
+    def add():
+        v.assign_add(1.0)
+    for _ in range(5 + me):
+        strategy.run([add, mx.function(add)][{kind}])
+    say("v", v.numpy())
+    time.sleep(2 * me)
+    """
+    for kind in range(2):
+        with start(script.replace("{kind}", str(kind))) as workers:
+            workers.expect_end(0, 43, within=LIMIT)
+            assert "v 5.0" in workers[0].output and "v 6.0" in workers[1].output
+            text = "has ended after 11 calls of `run`, worker 0 after 10"
+            assert text in workers[1].output, workers.show()
 
 
 def test_a_worker_that_is_busy_alone_for_long_accuses_nobody():
@@ -525,6 +547,25 @@ def test_an_error_in_the_data_of_one_worker_reaches_the_others():
         assert_named(workers, 1, "KeyError: 'bad record'")
 
 
+def test_exit_codes_say_that_another_was_lost_whatever_the_program_does_at_its_end():
+    script = """
+    import atexit
+    atexit.register(say, "at exit")
+    if me == 1:
+        sys.excepthook = lambda *error: say("its own hook")
+    if me == 2:
+        threading.Thread(target=time.sleep, args=[1]).start()
+    train(10_000, compiled)
+    """
+    with start(script, workers=4) as workers:
+        workers.wait_for("step 5")
+        workers[3].kill()
+        workers.expect_end(43, 43, 43, -signal.SIGKILL, within=LIMIT)
+        assert "its own hook" in workers[1].output
+        for worker in list(workers)[:3]:
+            assert "at exit" in worker.output, workers.show()
+
+
 # Users who know better -----------------------------------------------------------------------
 
 
@@ -558,7 +599,7 @@ def test_a_user_who_goes_on_gets_the_error_again():
     with start(script) as workers:
         workers.wait_for("step 5")
         workers[1].kill()
-        workers.expect_end(1, -signal.SIGKILL, within=LIMIT)
+        workers.expect_end(43, -signal.SIGKILL, within=LIMIT)
         assert workers[0].output.count("lost (1,)") == 3
         assert_named(workers, 1)
 
@@ -573,7 +614,7 @@ def test_an_error_while_cleaning_up_shows_both():
     with start(script) as workers:
         workers.wait_for("step 5")
         workers[1].kill()
-        workers.expect_end(1, -signal.SIGKILL, within=LIMIT)
+        workers.expect_end(43, -signal.SIGKILL, within=LIMIT)
         assert_named(workers, 1, "ValueError: while cleaning up")
 
 

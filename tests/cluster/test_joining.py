@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import socket
 import threading
+from pathlib import Path
 
 import pytest
 from helpers.waiting import SECONDS_TO_HANG
+
+from mirrax._src.cluster.roster_server.listening import addresses_of
+from mirrax._src.cluster.secret import read_secret
 
 from .workers import start
 
@@ -25,7 +30,7 @@ LIMIT = SECONDS_TO_HANG
 
 def test_workers_that_never_start_are_named():
     with start(JOIN_SOON, workers=4, missing=[2, 3]) as workers:
-        workers.expect_end(1, 1, within=LIMIT)
+        workers.expect_end(43, 43, within=LIMIT)
         for worker in workers:
             me = f"worker {worker.number} (this process, {worker.pid})"
             assert f"mirrax: {me} waits for worker 2, worker 3." in worker.output
@@ -35,7 +40,7 @@ def test_workers_that_never_start_are_named():
 
 def test_a_first_worker_that_never_starts_is_named():
     with start(JOIN_SOON, workers=2, missing=[0]) as workers:
-        workers.expect_end(1, within=LIMIT)
+        workers.expect_end(43, within=LIMIT)
         output = workers[0].output
         assert "waits for worker 0, which cannot be reached" in output
         assert "has waited 3 s for worker 0, which cannot be reached" in output
@@ -49,7 +54,7 @@ def test_clusters_of_other_sizes_are_shown_side_by_side(odd: int):
         workers.addresses.append("127.0.0.1:9")
         theirs = ", ".join(workers.addresses)
         workers.add(odd, JOIN)
-        workers.expect_end(1, 1, within=LIMIT)
+        workers.expect_end(43, 43, within=LIMIT)
         for worker in workers:
             assert "was told of other workers than worker 0" in worker.output
             assert mine in worker.output and theirs in worker.output
@@ -63,7 +68,7 @@ def test_a_number_that_is_there_twice_is_refused_and_the_others_go_on():
         second_zero.wait_for("cannot listen at its address")
         assert workers.addresses[0] in second_zero.output
         workers.add(2, JOIN)
-        workers.expect_end(0, 0, 1, 1, 0, within=LIMIT)
+        workers.expect_end(0, 0, 43, 1, 0, within=LIMIT)
         assert "joined 3" in workers[0].output
 
 
@@ -73,7 +78,7 @@ def test_a_port_that_another_program_has_is_named_by_all():
         with socket.create_server((host, int(port))):  # accepts, and says nothing
             workers.add(0, JOIN_SOON)
             workers.add(1, JOIN_SOON)
-            workers.expect_end(1, 1, within=LIMIT)
+            workers.expect_end(1, 43, within=LIMIT)
         text = f"Worker 0 cannot listen at its address {host}:{port}: Address already"
         assert text in workers[0].output
         assert f"{host}:{port}" in workers[1].output
@@ -87,7 +92,7 @@ def test_a_port_where_another_program_answers_is_named():
             answering = threading.Thread(target=_answer_like_a_web_server, args=[other])
             answering.start()
             workers.add(1, JOIN_SOON)
-            workers.expect_end(1, within=LIMIT)
+            workers.expect_end(43, within=LIMIT)
             other.shutdown(socket.SHUT_RDWR)
             answering.join()
         assert "another program" in workers[0].output
@@ -177,7 +182,7 @@ def test_without_the_first_worker_nobody_waits_on(number: int):
     with start(JOIN, workers=3, missing=[2]) as workers:
         workers.wait_for("waits for worker 2.")
         workers[0].send(number)
-        workers.expect_end(-number, 1, within=LIMIT)
+        workers.expect_end(-number, 43, within=LIMIT)
         assert "Worker 0 ended while the others were joining." in workers[1].output
 
 
@@ -186,7 +191,7 @@ def test_ctrl_c_while_joining_ends_at_once():
         workers.wait_for("waits for worker 2.")
         for worker in workers:
             worker.send(signal.SIGINT)
-        workers.expect_end(-signal.SIGINT, (1, -signal.SIGINT), within=LIMIT)
+        workers.expect_end(-signal.SIGINT, (43, -signal.SIGINT), within=LIMIT)
         assert "KeyboardInterrupt" in workers[1].output
 
 
@@ -204,7 +209,7 @@ if me == 0:
         workers.add(1, JOIN)
         workers[1].wait_for("waits for worker 0")
         workers[0].kill()
-        workers.expect_end(-9, 1, within=LIMIT)
+        workers.expect_end(-9, 43, within=LIMIT)
         assert "Worker 0 ended while the others were joining." in workers[1].output
 
 
@@ -247,3 +252,59 @@ os.environ["TF_CONFIG"] = json.dumps({"cluster": cluster, "task": task})
         for worker in (workers[0], workers[2]):
             assert f"Worker 0 ({workers.addresses[1]}" in worker.output
         assert "mirrax: chief 0 (this process" in workers[0].output
+
+
+SECRET = "a secret of the test, long enough"
+
+
+def test_workers_with_the_same_secret_train_and_never_show_it(tmp_path: Path):
+    file = tmp_path / "secret"
+    file.write_text(f"{SECRET}\n")
+    with start(JOIN, workers=2, missing=[0, 1]) as workers:
+        workers.add(0, JOIN, MIRRAX_SECRET=SECRET)
+        workers.add(1, JOIN, MIRRAX_SECRET_FILE=str(file))
+        workers.expect_end(0, 0, within=LIMIT)
+        for worker in workers:
+            assert "joined 2" in worker.output and SECRET not in worker.output
+
+
+@pytest.mark.parametrize(
+    ("secrets", "text"),
+    [
+        ((SECRET, "quite another secret"), "worker 0 has another secret"),
+        ((SECRET, ""), "worker 0 has a secret, but this worker has none"),
+        (("", SECRET), "this worker has a secret, but worker 0 has none"),
+    ],
+)
+def test_another_secret_is_said_at_once_and_ends_nobody_else(
+    secrets: tuple[str, str], text: str
+):
+    with start(JOIN, workers=2, missing=[0, 1]) as workers:
+        workers.add(0, JOIN, MIRRAX_SECRET=secrets[0])
+        workers[0].wait_for("waits for worker 1.")
+        stranger = workers.add(1, JOIN, MIRRAX_SECRET=secrets[1])
+        assert stranger.wait(LIMIT) == 1
+        assert text in stranger.output and "MIRRAX_SECRET" in stranger.output
+        assert not any(s and s in stranger.output for s in secrets)
+        workers.add(1, JOIN, MIRRAX_SECRET=secrets[0])
+        workers.expect_end(0, 1, 0, within=LIMIT)
+
+
+@pytest.mark.parametrize(
+    ("variables", "text"),
+    [
+        ({"MIRRAX_SECRET": "short"}, "has 5 characters; a secret needs at least 16"),
+        ({"MIRRAX_SECRET_FILE": "/nowhere"}, "/nowhere (MIRRAX_SECRET_FILE) cannot be"),
+        ({"MIRRAX_SECRET": SECRET, "MIRRAX_SECRET_FILE": "/x"}, "are both set"),
+    ],
+)
+def test_a_secret_that_cannot_be_used_is_an_error(variables: dict[str, str], text: str):
+    with pytest.raises(ValueError, match=re.escape(text)):
+        read_secret(variables)
+
+
+def test_where_the_roster_listens():
+    assert addresses_of("127.0.0.1") == ["127.0.0.1"]
+    assert addresses_of("localhost") == ["localhost"]
+    assert addresses_of("203.0.113.1") == []  # of no machine
+    assert addresses_of("no-such-host.invalid") == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import select
 import socket
@@ -9,6 +10,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -16,14 +19,17 @@ from helpers.scripts import run_script
 from helpers.waiting import SECONDS_TO_HANG
 
 from mirrax._src.cluster import roster_server
+from mirrax._src.cluster.roster_server import proving
 
 NO_PROGRAM = [0, 0, ""]
+DONE = {"runs": 0, "mark": NO_PROGRAM}
 
 
 class Member:
     """A connection that speaks as a worker does."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, size: int) -> None:
+        self.size = size
         self.socket = socket.create_connection(("127.0.0.1", port), SECONDS_TO_HANG)
         self._lines = self.socket.makefile("rb")
         self.greeting = self._lines.readline()
@@ -36,6 +42,8 @@ class Member:
         line = self._lines.readline()
         assert line, "the connection has ended"
         ((kind, content),) = json.loads(line).items()
+        if kind == "agreed" and "same" in content:
+            content["values"] = [content["same"]] * self.size
         return kind, content
 
     def hear(self, wanted: str) -> Any:
@@ -62,10 +70,12 @@ class Member:
 class Server:
     """The server's process for a cluster of some size."""
 
-    def __init__(self, size: int, heartbeat: float = 30.0, port: int = 0) -> None:
+    def __init__(
+        self, size: int, heartbeat: float = 30.0, port: int = 0, secret: str = ""
+    ) -> None:
         self.addresses = [f"host:{k}" for k in range(size)]
         self.process = subprocess.Popen(
-            [sys.executable, "-P", roster_server.__file__],
+            [sys.executable, "-P", str(Path(roster_server.__file__).parent)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -77,6 +87,7 @@ class Server:
                 "host": "127.0.0.1",
                 "port": port,
                 "heartbeat": heartbeat,
+                "secret": secret,
             }
         )
         assert self.process.stdout is not None
@@ -90,7 +101,7 @@ class Server:
         self.process.stdin.flush()
 
     def connect(self) -> Member:
-        member = Member(self.port)
+        member = Member(self.port, len(self.addresses))
         self.members.append(member)
         return member
 
@@ -145,7 +156,7 @@ def agree(member: Member, name: str, value: Any, is_soft: bool = False) -> None:
 def test_everybody_hears_who_is_missing_and_then_go(serve):
     server = serve(3)
     second = server.join(1)
-    assert second.greeting == roster_server.GREETING
+    assert json.loads(second.greeting) == {"roster": 2, "challenge": None}
     assert second.hear("missing") == [0, 2]
     first = server.join(0)
     assert second.hear("missing") == [2]
@@ -163,7 +174,7 @@ def test_everybody_hears_who_is_missing_and_then_go(serve):
 def test_a_member_may_leave_and_come_back_before_the_start(serve):
     server = serve(3)
     first, second = server.join(0), server.join(1)
-    assert first.hear("missing") == [1, 2]
+    assert second.hear("missing") == [2]
     second.close()
     while first.hear("missing") != [1, 2]:
         pass
@@ -193,6 +204,21 @@ def test_a_member_of_another_cluster_ends_the_joining_with_both_sides(serve):
         assert failure["workers"] == [1]
         assert "host:0, host:7" in failure["text"]
         assert "host:0, host:1, host:2" in failure["text"]
+
+
+def test_a_member_of_another_cluster_cannot_end_a_job_that_has_started(serve):
+    server = serve(2)
+    first, second = server.start()
+    for number in (0, 1):
+        stale = server.join(number, addresses=["host:0", "yesterday:1"])
+        assert "host:0, yesterday:1 there" in stale.hear("failure")["text"]
+        assert stale.is_closed()
+    agree(first, "x", 1)
+    agree(second, "x", 2)
+    kinds = []
+    while (message := first.read())[0] != "agreed":
+        kinds.append(message[0])
+    assert message[1]["values"] == [1, 2] and "failure" not in kinds
 
 
 def test_the_first_worker_gone_before_the_start_is_told(serve):
@@ -268,9 +294,113 @@ def test_strangers_are_sent_away_and_do_not_disturb(serve):
     assert second.hear("agreed")["values"] == [1, 2]
     assert not select.select([silent.socket], [], [], 0)[0]
     for member in (first, second):
-        member.send("bye", NO_PROGRAM)
+        member.send("bye", DONE)
         member.close()
     assert server.wait() == ""
+
+
+# Secrets -------------------------------------------------------------------------------------
+
+SECRET = "correct horse battery staple"
+
+
+def prove(member: Member, worker: int, secret: str = SECRET, side: str = "worker"):
+    """Answers the roster's challenge; what was proved, and with which challenges."""
+    challenges = json.loads(member.greeting)["challenge"], proving.new_challenge()
+    proof = proving.proof_of(secret, side, worker, challenges)
+    member.send("prove", {"worker": worker, "challenge": challenges[1], "proof": proof})
+    return challenges
+
+
+def hello(server: Server, member: Member, worker: int) -> None:
+    facts = {"addresses": server.addresses, "log": f"{worker}.log"}
+    member.send("hello", {"worker": worker, "facts": facts})
+
+
+def test_both_sides_prove_that_they_know_the_secret(serve):
+    server = serve(2, secret=SECRET)
+    members = [server.connect() for _ in range(2)]
+    for worker, member in enumerate(members):
+        challenges = prove(member, worker)
+        answer = member.hear("proved")
+        assert proving.is_proof(answer, SECRET, "roster", worker, challenges)
+        assert SECRET not in member.greeting.decode() + answer
+        hello(server, member, worker)
+    assert members[0].hear("go")["port"] > 0
+
+
+def test_who_does_not_know_the_secret_is_sent_away(serve):
+    server = serve(2, secret=SECRET)
+    first = server.connect()
+    prove(first, 0)
+    first.hear("proved")
+    hello(server, first, 0)
+    plain = server.join(1)
+    assert "has to prove" in plain.hear("refused")
+    wrong = server.connect()
+    prove(wrong, 1, secret="another one that is long enough")
+    assert "another secret" in wrong.hear("refused")
+    reflected = server.connect()
+    prove(reflected, 1, side="roster")
+    assert "another secret" in reflected.hear("refused")
+    other = server.connect()  # proves itself as 0, and says that it is 1
+    prove(other, 0)
+    other.hear("proved")
+    hello(server, other, 1)
+    replayed, before = server.connect(), server.connect()
+    challenges = prove(before, 1)
+    before.hear("proved")
+    proof = proving.proof_of(SECRET, "worker", 1, challenges)
+    replayed.send("prove", {"worker": 1, "challenge": challenges[1], "proof": proof})
+    assert "another secret" in replayed.hear("refused")
+    for stranger in (plain, wrong, reflected, other, replayed):
+        assert stranger.is_closed()
+    assert first.hear("missing") == [1]  # still
+    hello(server, before, 1)
+    assert first.hear("go")["port"] > 0
+
+
+@pytest.mark.parametrize("secret", ["", SECRET])
+def test_strangers_get_small_lines_only(serve, secret):
+    server = serve(2, secret=secret)
+    stranger = server.connect()
+    with contextlib.suppress(ConnectionError):
+        stranger.socket.sendall(b"x" * 100_000)  # no end of the line
+    assert stranger.is_closed()
+
+
+def test_many_idle_strangers_delay_nobody(serve):
+    server = serve(2)
+    idle = [server.connect() for _ in range(300)]
+    begin = time.monotonic()
+    first, _ = server.start()
+    assert time.monotonic() - begin < 5
+    closed = [m for m in idle if select.select([m.socket], [], [], 0)[0]]
+    assert len(closed) > 200  # those that had waited longest
+    assert first.hear("status")
+
+
+def test_a_fuzz_of_lines_and_connections_disturbs_no_job(serve):
+    """Hundreds here; `benchmarks/roster.py --fuzz` sends thousands."""
+    server = serve(2)
+    first, second = server.start()
+    random = Random(0)
+    kinds = ["hello", "prove", "bye", "agree", "failed", "accuse", "status", "stop"]
+    for k in range(300):
+        stranger = server.connect()
+        content = random.choice(
+            [None, 3, [], {}, {"worker": 1}, {"worker": 1, "facts": {"addresses": []}}]
+        )
+        line = json.dumps({random.choice(kinds): content}).encode() + b"\n"
+        pieces = [line, random.randbytes(50), line[: k % 30], b"[" * 5000 + b"\n"]
+        with contextlib.suppress(ConnectionError):
+            for _ in range(3):
+                stranger.socket.sendall(random.choice(pieces))
+        stranger.close()
+    agree(first, "x", 1)
+    agree(second, "x", 2)
+    assert first.hear("agreed")["values"] == [1, 2]
+    assert server.process.poll() is None
 
 
 # Agreeing ------------------------------------------------------------------------------------
@@ -287,7 +417,7 @@ def test_fifty_members_agree(serve):
         for member in members:
             assert member.hear("agreed")["values"] == expected
     for member in members:
-        member.send("bye", NO_PROGRAM)
+        member.send("bye", DONE)
         member.close()
     assert server.wait() == ""
 
@@ -299,6 +429,25 @@ def test_a_value_of_ten_megabytes_travels(serve):
     agree(second, "large", "small")
     for member in (first, second):
         assert member.hear("agreed")["values"] == [value, "small"]
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        (b'"' + b"x" * proving.LONGEST_LINE + b'"\n', "of more than 16777216"),
+        (b"}{\n", "that is not JSON"),
+    ],
+)
+def test_a_refused_line_is_reported_as_what_it_is(serve, line, reason):
+    first, second = serve(2).start()
+    second.socket.sendall(line)
+    failure = first.hear("failure")
+    assert failure["workers"] == [1]
+    assert (
+        f"Worker 1 (host:1, its log is 1.log) has failed: the roster has refused a line {reason}"
+        in failure["text"]
+    )
+    assert "gone" not in failure["text"]
 
 
 def test_agreements_may_overlap_and_come_in_any_order(serve):
@@ -314,7 +463,7 @@ def test_agreements_may_overlap_and_come_in_any_order(serve):
 
 def test_an_agreement_that_an_ended_worker_never_joins_fails_at_once(serve):
     first, second = serve(2).start()
-    second.send("bye", NO_PROGRAM)
+    second.send("bye", DONE)
     agree(first, "the next step", 1)
     failure = first.hear("failure")
     assert failure["workers"] == [1]
@@ -325,7 +474,7 @@ def test_an_agreement_that_an_ended_worker_never_joins_fails_at_once(serve):
 def test_what_was_agreed_ahead_of_time_fails_for_nobody(serve):
     first, second = serve(2).start()
     agree(first, "ahead", 1, is_soft=True)
-    second.send("bye", NO_PROGRAM)
+    second.send("bye", DONE)
     agreed = first.hear("agreed")
     assert agreed["name"] == "ahead" and agreed["values"] is None
     assert "worker 1 has ended" in agreed["why"]
@@ -406,7 +555,7 @@ def test_a_member_out_of_turn_leaves_no_traceback(serve, message):
     first, second = server.start()
     second.socket.sendall(json.dumps(message).encode() + b"\n")
     second.close()
-    first.send("bye", NO_PROGRAM)
+    first.send("bye", DONE)
     first.close()
     assert server.wait() == ""
 
@@ -414,11 +563,11 @@ def test_a_member_out_of_turn_leaves_no_traceback(serve, message):
 def test_a_worker_that_is_done_may_go(serve):
     server = serve(2)
     first, second = server.start()
-    first.send("bye", NO_PROGRAM)
+    first.send("bye", DONE)
     first.close()
     second.send("status", {})
-    assert second.hear("status")["workers"][1] == {}
-    second.send("bye", NO_PROGRAM)
+    assert second.hear("status")["workers"] == {"0": {}}
+    second.send("bye", DONE)
     second.close()
     assert server.wait() == ""
 
@@ -429,6 +578,30 @@ def test_a_late_member_hears_of_the_failure(serve):
     second.send("failed", "ValueError: no")
     first.hear("failure")
     assert "ValueError: no" in server.join(1).hear("failure")["text"]
+
+
+def bye(member: Member, runs: int, programs: int = 0) -> None:
+    member.send("bye", {"runs": runs, "mark": [programs, 0, "step"]})
+
+
+def test_different_numbers_of_runs_are_noticed_at_the_end(serve):
+    first, second, third = serve(3).start()
+    bye(first, 5)
+    assert first.hear("ended") == [0]
+    bye(second, 6)
+    for member in (second, third):
+        failure = member.hear("failure")
+        assert failure["workers"] == [1]
+        assert "has ended after 6 calls of `run`, worker 0 after 5" in failure["text"]
+
+
+def test_different_numbers_of_programs_are_noticed_at_the_end(serve):
+    first, second = serve(2).start()
+    bye(second, 5, programs=7)
+    bye(first, 5, programs=8)
+    assert (
+        "8 programs over all devices, worker 1 after 7" in first.hear("failure")["text"]
+    )
 
 
 # Stopping ------------------------------------------------------------------------------------
@@ -457,30 +630,33 @@ def test_two_who_ask_to_stop_are_one_stop(serve):
 def test_who_has_ended_is_not_waited_for(serve, ends_first):
     first, second = serve(2).start()
     if ends_first:
-        second.send("bye", NO_PROGRAM)
+        second.send("bye", DONE)
     first.send("stop", "preempted")
     first.hear("stopping")
     first.send("reached", 3)
     if not ends_first:
         second.hear("stopping")
-        second.send("bye", NO_PROGRAM)
+        second.send("bye", DONE)
     assert first.hear("stop_at") == 4
 
 
 # The workers are threads, with real connections; a step is a barrier, as a collective is.
 _TRIALS = """
 import asyncio, random, threading, time
-from mirrax._src.cluster import roster_server
 from mirrax._src.cluster.roster import Roster
+from mirrax._src.cluster.roster_server import connection, server as serving
 
-class Server(roster_server.Roster):
+class Server(serving.Roster):
     def start_service(self):
         return 1
 
 async def serve(size):
     names = [f"worker {k}" for k in range(size)]
     server = Server(names, 200.0, "")
-    listening = await asyncio.start_server(server.serve, "127.0.0.1", 0)
+    door = connection.Door("", names)
+    listening = await loop.create_server(
+        lambda: connection.Connection(server, door), "127.0.0.1", 0
+    )
     return names, listening, listening.sockets[0].getsockname()
 
 def stopping_steps(seed):

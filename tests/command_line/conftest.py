@@ -17,6 +17,7 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "temporary"
     path.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(path))
+    monkeypatch.setenv("XDG_STATE_HOME", str(path / "state"))
     return path
 
 

@@ -121,7 +121,12 @@ class Process:
             self.process = subprocess.Popen(
                 [*before, sys.executable, "-c", _WITHOUT_JAX, str(ROOT / "mirrax")]
                 + ["run", *options, str(script)],
-                env=os.environ | {MARK: self.mark, "TMPDIR": str(folder)},
+                env=os.environ
+                | {
+                    MARK: self.mark,
+                    "TMPDIR": str(folder),
+                    "XDG_STATE_HOME": str(folder),
+                },
                 stdin=subprocess.DEVNULL,
                 **{"stdout": out, "stderr": err, "start_new_session": True} | settings,
             )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from .launching import ROOT, Launcher
 
 TRAINING = f"""
@@ -29,6 +31,28 @@ def test_workers_train_together(launcher: Launcher) -> None:
     assert done.code == 0, done.err
     for worker in range(2):
         assert done.lines_of(worker)[-2:] == ["step 0 4.0", "step 1 8.0"]
+
+
+def test_each_job_has_a_secret_that_nobody_sees(
+    launcher: Launcher, tmp_path: Path
+) -> None:
+    body = f"""
+train(1)
+from pathlib import Path
+Path({str(tmp_path)!r}, f"found-{{me}}").write_text(os.environ["MIRRAX_SECRET"])
+lines = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline")]
+print("processes", len(lines))
+assert not any(os.environ["MIRRAX_SECRET"].encode() in line for line in lines)
+"""
+    found = set()
+    for _ in range(2):
+        done = launcher(TRAINING + body)
+        assert done.code == 0, done.err
+        first, second = ((tmp_path / f"found-{k}").read_text() for k in range(2))
+        assert first == second and len(first) == 64
+        assert first not in done.out + done.err
+        found.add(first)
+    assert len(found) == 2
 
 
 def test_the_worker_that_raised_is_shown(launcher: Launcher) -> None:

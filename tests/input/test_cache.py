@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -160,3 +163,40 @@ def test_an_error_while_the_cache_is_filled_keeps_nothing(where, tmp_path):
             list(dataset)
     folder = tmp_path / "folder"
     assert not folder.exists() or list(folder.iterdir()) == []
+
+
+class _Trap:
+    """What runs code when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self):
+        return (open, (str(self.path), "w"))
+
+
+def test_a_file_that_somebody_else_has_written_runs_no_code(tmp_path):
+    path, trap = tmp_path / "cache", tmp_path / "sprung"
+    path.write_bytes(pickle.dumps([_Trap(trap)]))
+    with pytest.raises(OSError, match="file of `cache` cannot be read"):
+        list(Dataset.from_generator(Source([])).cache(str(path)))
+    assert not trap.exists()
+
+
+def test_a_flipped_byte_is_found(tmp_path):
+    path = tmp_path / "cache"
+    list(Dataset.from_generator(Source(ELEMENTS["vectors"])).cache(str(path)))
+    whole = path.read_bytes()
+    for place in (20, len(whole) // 2, len(whole) - 7):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        with pytest.raises(OSError, match="Delete it"):
+            list(Dataset.from_generator(Source([])).cache(str(path)))
+
+
+def test_what_cannot_be_kept_in_a_file_says_so(tmp_path):
+    windows = Dataset.range(4).window(2)
+    with pytest.raises(
+        TypeError, match="Datasets in elements cannot be kept in a file"
+    ):
+        list(windows.cache(str(tmp_path / "cache")))
+    assert list(tmp_path.iterdir()) == []

@@ -319,6 +319,64 @@ def test_a_manifest_without_its_fields(saved):
     assert_refused(saved, MANIFEST)
 
 
+GONE = "gone"
+
+
+def _changed(content, *places, to):
+    """`content` with another value at some place; without it if that is `GONE`."""
+    copy = json.loads(json.dumps(content))
+    inner = copy
+    for place in places[:-1]:
+        inner = inner[place]
+    if to is GONE:
+        del inner[places[-1]]
+    else:
+        inner[places[-1]] = to
+    return copy
+
+
+@pytest.mark.parametrize(
+    ("places", "to"),
+    [
+        (("sequence",), GONE),
+        (("sequence",), "first"),
+        (("saved_at",), None),
+        (("arrays",), GONE),
+        (("arrays",), []),
+        (("values",), 5),
+        (("files",), GONE),
+        (("files",), {"arrays": 3}),
+        (("files",), {"../../secret": [3, 4]}),
+        (("arrays", "v"), 5),
+        (("arrays", "v", "shape"), GONE),
+        (("arrays", "v", "shape"), [-4]),
+        (("arrays", "v", "shape"), 4),
+        (("arrays", "v", "dtype"), GONE),
+        (("arrays", "v", "dtype"), "float99"),
+        (("arrays", "v", "crc"), GONE),
+        (("arrays", "v", "at"), GONE),
+        (("arrays", "v", "at"), -1),
+        (("arrays", "v", "key"), {"impl": 3}),
+    ],
+    ids=str,
+)
+def test_a_crafted_manifest_is_a_damaged_one(places, to, saved):
+    path = saved.directory / "ckpt-2" / MANIFEST
+    content = json.loads(path.read_text())["content"]
+    write_manifest(saved, _changed(content, *places, to=to))
+    assert_refused(saved, MANIFEST)
+    assert_passed_over(saved)
+
+
+@pytest.mark.parametrize("at", [4, 10**6])
+def test_a_manifest_that_points_elsewhere(at, saved):
+    path = saved.directory / "ckpt-2" / MANIFEST
+    content = json.loads(path.read_text())["content"]
+    write_manifest(saved, _changed(content, "arrays", "v", "at", to=at))
+    with pytest.raises(DataLossError, match="the array 'v' is not as it was written"):
+        saved.checkpoint.restore(path.parent)
+
+
 def test_files_that_others_have_put_there_do_no_harm(saved):
     (saved.directory / "ckpt-2" / "notes.txt").write_text("mine")
     (saved.directory / "ckpt-2" / "arrays" / ".DS_Store").write_text("x")

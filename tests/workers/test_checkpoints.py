@@ -229,6 +229,25 @@ def test_values_that_differ_between_replicas(two_by_two: Pool, tmp_path: Path) -
     assert saved["tree/x"].tolist() == np.arange(8.0).reshape(4, 2).tolist()
 
 
+def test_large_values_of_each_replica(two_by_one: Pool, tmp_path: Path) -> None:
+    """36 MB on each worker: more than the roster takes in a line."""
+
+    def save(strategy):
+        rows = np.arange(9_000_000, dtype="float32").reshape(3, -1)
+        x = per_replica(strategy, rows, rows + 1)
+        checkpoint = Checkpoint(x=x)
+        path = checkpoint.save(tmp_path / "c", NOW)
+        checkpoint.x = per_replica(strategy, rows * 0, rows * 0)
+        checkpoint.restore(path).assert_consumed()
+        [part] = strategy.experimental_local_results(checkpoint.x)
+        return bool((np.asarray(part) == rows + worker_of(strategy)).all())
+
+    assert two_by_one.run(save) == [True, True]
+    saved = load_checkpoint(tmp_path / "c-1")["x"]
+    assert saved.shape == (2, 3, 3_000_000)
+    assert (saved[1] - saved[0] == 1.0).all()
+
+
 def test_values_that_differ_need_as_many_replicas(
     two_by_one: Pool, three_by_one: Pool, tmp_path: Path
 ) -> None:

@@ -2,7 +2,7 @@
 
 `LocalCluster` runs this file as a program. The first line of its input is a job; then come
 commands, `signal NUMBER WORKER ...` and `end`. Its output are the workers' process ids, and
-later a line for each worker that ends. It ends, with all that descends from it, when it is
+later a line for each worker that ends, and one if logs cannot be written. It ends, with all that descends from it, when it is
 told to, when its input ends and when its parent is gone. It uses nothing but the standard
 library, has one thread and starts in 50 ms.
 """
@@ -22,6 +22,8 @@ from pathlib import Path
 from typing import Any
 
 SECONDS_TO_END = 7.0
+KEPT_LOGS = 3
+_MOST_CHUNKS = 64
 _DIE_WITH_PARENT, _ADOPT_ORPHANS = 1, 36  # PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER
 
 
@@ -39,14 +41,71 @@ class Lines:
         return lines if chunk or lines else None
 
 
+class Output:
+    """What a worker prints, on its way to its log: a full disk does not reach the worker.
+
+    Args:
+        path: The log, which is appended to.
+        most_bytes: A log that is longer becomes `path.1`, that one `path.2`, ...
+    """
+
+    def __init__(self, path: str, most_bytes: int) -> None:
+        self.descriptor, self.end = os.pipe()
+        os.set_blocking(self.descriptor, False)
+        self._path, self._most_bytes = path, most_bytes
+        self._log: int | None = None
+        self._lost = 0
+        self.problem = ""
+
+    def pump(self) -> bool:
+        """Writes what is there to the log; false when nobody can print any more."""
+        for _ in range(_MOST_CHUNKS):  # the others want to be served, too
+            try:
+                chunk = os.read(self.descriptor, 65_536)
+            except BlockingIOError:
+                return True
+            if not chunk:
+                os.close(self.descriptor)
+                return False
+            self._keep(chunk)
+        return True
+
+    def _keep(self, chunk: bytes) -> None:
+        try:
+            if self._log is None:
+                flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+                self._log = os.open(self._path, flags, 0o666)
+            if self._lost:
+                lost = f"\n=== {self._lost} bytes could not be written here ===\n"
+                os.write(self._log, lost.encode())
+                self._lost = 0
+            while chunk:
+                chunk = chunk[os.write(self._log, chunk) :]
+            if os.fstat(self._log).st_size > self._most_bytes:
+                self._rotate()
+        except OSError as error:
+            self._lost += len(chunk)
+            self.problem = self.problem or error.strerror or str(error)
+
+    def _rotate(self) -> None:
+        assert self._log is not None
+        os.close(self._log)
+        self._log = None
+        for number in range(KEPT_LOGS, 0, -1):
+            older = f"{self._path}.{number - 1}" if number > 1 else self._path
+            if os.path.exists(older):
+                os.replace(older, f"{self._path}.{number}")
+
+
 def _keep() -> None:
     """The keeper's program: a job comes in as the first line, then commands."""
     _prctl(_ADOPT_ORPHANS, 1)  # what a worker leaves behind becomes the keeper's child
     woken, parent = _wake_by_signals(), os.getppid()
-    commands, workers = Lines(0), {}
+    commands, workers, outputs = Lines(0), {}, {}
     try:
         while os.getppid() == parent:
-            ready, _, _ = select.select([commands.descriptor, woken], [], [], 1.0)
+            watched = [commands.descriptor, woken, *outputs]
+            ready, _, _ = select.select(watched, [], [], 1.0)
             if woken in ready:
                 os.read(woken, 4_096)
             lines = commands.read() if commands.descriptor in ready else []
@@ -55,12 +114,26 @@ def _keep() -> None:
             for line in lines:
                 if line == b"end":
                     return
-                _obey(line, workers)
-            _reap(workers)
+                _obey(line, workers, outputs)
+            _pump(outputs, ready)
+            _reap(workers, outputs)
     except BrokenPipeError:
         pass
     finally:
         _end_all(workers)
+        for output in outputs.values():
+            output.pump()
+
+
+def _pump(outputs: dict[int, Output], ready: list[int]) -> None:
+    """Brings what workers have printed to their logs; the first problem is reported."""
+    had_problem = any(output.problem for output in outputs.values())
+    for descriptor in outputs.keys() & set(ready):
+        if not outputs[descriptor].pump():
+            del outputs[descriptor]
+    problems = [output.problem for output in outputs.values() if output.problem]
+    if problems and not had_problem:
+        _report(log_problem=problems[0])
 
 
 def _prctl(option: int, value: int) -> None:
@@ -79,21 +152,28 @@ def _wake_by_signals() -> int:
     return read
 
 
-def _start_workers(job: dict[str, Any], workers: dict[int, int]) -> None:
+def _start_workers(
+    job: dict[str, Any], workers: dict[int, int], outputs: dict[int, Output]
+) -> None:
     """Starts all of them, and notes which process is which worker."""
     prepare = _dying_with(os.getpid())
     for number, worker in enumerate(job["workers"]):
-        with open(worker["log"], "ab") as log:
-            process = subprocess.Popen(
-                job["command"],
-                env=os.environ | worker["environment"],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-                pass_fds=worker["descriptors"],
-                preexec_fn=prepare,
-            )
+        if job["log_bytes"]:
+            output = Output(worker["log"], job["log_bytes"])
+            outputs[output.descriptor], log = output, output.end
+        else:
+            log = os.open(worker["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+        process = subprocess.Popen(
+            job["command"],
+            env=os.environ | worker["environment"],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            pass_fds=worker["descriptors"],
+            preexec_fn=prepare,
+        )
+        os.close(log)
         workers[process.pid] = number
         # Else its finalizer would wait for the process, and `_reap` would miss it.
         process.returncode = 0
@@ -111,9 +191,9 @@ def _dying_with(keeper: int) -> Callable[[], None]:
     return prepare
 
 
-def _obey(line: bytes, workers: dict[int, int]) -> None:
+def _obey(line: bytes, workers: dict[int, int], outputs: dict[int, Output]) -> None:
     if line.startswith(b"{"):
-        _start_workers(json.loads(line), workers)
+        _start_workers(json.loads(line), workers, outputs)
         _report(pids=list(workers))
         return
     _, number, *chosen = line.split()
@@ -134,7 +214,7 @@ def _leave_no_core(pid: int) -> None:
         pass
 
 
-def _reap(workers: dict[int, int]) -> bool:
+def _reap(workers: dict[int, int], outputs: dict[int, Output]) -> bool:
     """Reports the workers that have ended; false when there is no child any more."""
     while True:
         try:
@@ -144,6 +224,9 @@ def _reap(workers: dict[int, int]) -> bool:
         if pid == 0:
             return True
         if pid in workers:
+            _pump(
+                outputs, list(outputs)
+            )  # its last words are in the log, then it has ended
             _report(
                 worker=workers.pop(pid),
                 returncode=os.waitstatus_to_exitcode(status),
@@ -166,7 +249,7 @@ def _end_all(workers: dict[int, int]) -> None:
                 os.kill(pid, signal.SIGKILL)
             except (ProcessLookupError, PermissionError):
                 pass
-        if not _reap({}):
+        if not _reap({}, {}):
             return
         known = set()
         time.sleep(0.005)

@@ -29,6 +29,7 @@ from typing import Any
 
 from mirrax._src.cluster import keeper
 from mirrax._src.cluster.keeper import Lines
+from mirrax._src.cluster.secret import secret_for_workers
 
 _SECONDS_TO_START = 30.0
 _HOST = "127.0.0.1"
@@ -84,6 +85,9 @@ class LocalCluster:
         environments: More variables for each worker.
         attempt: How often the workers were started before.
         descriptors: File descriptors that each worker inherits.
+        log_bytes: If it is not 0, a longer log becomes `worker-0.log.1` and so on, of which
+            three are kept, and a full disk does not reach the workers. If it is 0, workers
+            write to their logs themselves.
     """
 
     def __init__(
@@ -95,17 +99,21 @@ class LocalCluster:
         environments: Sequence[Mapping[str, str]] | None = None,
         attempt: int = 0,
         descriptors: Sequence[Sequence[int]] | None = None,
+        log_bytes: int = 0,
     ) -> None:
         self.logs = [directory / f"worker-{i}.log" for i in range(workers)]
         self.failures = [directory / f"worker-{i}.failure.json" for i in range(workers)]
         self.log_starts = [_size(log) for log in self.logs]
         self.running = set(range(workers))
+        self._secret = secret_for_workers()
+        self.log_problem = ""
         for path in self.failures:
             path.unlink(missing_ok=True)
         addresses = [f"{_HOST}:{port}" for port in free_ports(workers)]
         inherited = descriptors or [[] for _ in range(workers)]
         job = {
             "command": list(command),
+            "log_bytes": log_bytes,
             "workers": [
                 {
                     "log": str(self.logs[i]),
@@ -143,6 +151,7 @@ class LocalCluster:
             "PYTHONUNBUFFERED": "1",
             "PYTHONFAULTHANDLER": "1",
         }
+        values |= self._secret
         if devices is not None:
             values["JAX_NUM_CPU_DEVICES"] = str(devices)
         return values
@@ -179,7 +188,10 @@ class LocalCluster:
                 "The process that keeps the workers has ended, and they with it. Something "
                 f"killed it (process {self._keeper.pid}, exit code {self._keeper.wait()})."
             )
-        ends = [WorkerEnd(**json.loads(line)) for line in lines]
+        messages = [json.loads(line) for line in lines]
+        for message in messages:
+            self.log_problem = message.get("log_problem", self.log_problem)
+        ends = [WorkerEnd(**each) for each in messages if "worker" in each]
         self.running -= {end.worker for end in ends}
         return ends
 
@@ -259,6 +271,8 @@ def read_tail(path: Path, start: int = 0, limit: int = 65_536) -> str:
     try:
         with path.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
+            if start > size:  # it is a new file
+                start = 0
             file.seek(max(start, size - limit))
             return file.read().decode(errors="replace")
     except OSError:

@@ -18,7 +18,11 @@ from typing import Any
 from mirrax._src.base import hooks
 from mirrax._src.base.errors import UnavailableError
 
+# The exit code of a worker that cannot go on because another one is lost.
+LOST_EXIT_CODE = 43
+
 _path: Path | None = None
+_is_ending = False
 
 
 def install() -> None:
@@ -32,6 +36,25 @@ def install() -> None:
         return
     _path = Path(name)
     hooks.on_uncaught(_show_and_report)
+
+
+def end_with_codes() -> None:
+    """Has this process end with code 43 if it ends because another worker is lost."""
+    global _is_ending
+    if not _is_ending:
+        _is_ending = True
+        hooks.on_uncaught(_show_and_end)
+
+
+def _show_and_end(error: BaseException, show: Callable[[], None]) -> None:
+    show()
+    if is_of_lost_worker(error) and not hasattr(sys, "ps1"):
+        raise SystemExit(LOST_EXIT_CODE)  # Python ends with this in place of 1
+
+
+def is_of_lost_worker(error: BaseException) -> bool:
+    """Whether it would not have happened if all workers were there."""
+    return _lost_workers(error) is not None
 
 
 def _show_and_report(error: BaseException, show: Callable[[], None]) -> None:

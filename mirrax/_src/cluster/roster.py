@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import socket
 import sys
 import threading
 import time
@@ -17,17 +15,18 @@ from typing import Any
 from mirrax._src.base.errors import UnavailableError, users_line
 from mirrax._src.cluster import launches
 from mirrax._src.cluster.later import Later
-from mirrax._src.cluster.reporting import write_report
-from mirrax._src.cluster.roster_server import GREETING, describe_worker
+from mirrax._src.cluster.link import Link
+from mirrax._src.cluster.reporting import LOST_EXIT_CODE, write_report
+from mirrax._src.cluster.roster_server.describing import describe_worker
 from mirrax._src.cluster.watching import Watch
 
-LOST_EXIT_CODE = 43
 _BEAT_SECONDS = 1.0
 _LOOK_SECONDS = 0.2
+# What the roster gets from all workers in a second.
+_MOST_STATUSES = 1000
 _SOON_SECONDS = 0.02
 _LAST_WORDS_SECONDS = 2.0
 _LINE_SECONDS = 10.0
-_CONNECT_SECONDS = 5.0
 # What a process may still do once another worker is lost: see the error, and end.
 _GRACE_SECONDS = 3.0
 _UNWINDING_SECONDS = 30.0
@@ -58,6 +57,7 @@ class Roster:
         facts: What must be equal on all workers, and what they may want to know.
         heartbeat: The seconds of silence after which somebody counts as lost.
         step_timeout: The seconds that a worker may be behind the others.
+        secret: What all workers of the job know; "" if there is no secret.
     """
 
     def __init__(
@@ -68,26 +68,25 @@ class Roster:
         facts: dict[str, Any],
         heartbeat: float,
         step_timeout: float,
+        secret: str = "",
     ) -> None:
         self.worker, self.names = worker, tuple(names)
         self.failure: UnavailableError | None = None
         self.facts: list[dict[str, Any]] = []
         self.port, self.host = 0, ""
         self.steps = 0
-        self._address, self._own_facts = address, facts
+        self.runs = 0
+        self._link, self._own_facts = Link(address, secret), facts
         self._heartbeat, self.step_timeout = heartbeat, step_timeout
-        self._socket: socket.socket | None = None
-        self._sending = threading.Lock()
         self._changed = threading.Condition()
         self._missing: list[int] = []
         self._agreements: dict[str, _Agreement] = {}
         self._waiting: dict[str, list[int]] = {}
-        self._statuses: list[dict[str, Any]] = []
+        self._statuses: dict[int, dict[str, Any]] = {}
         self._heard = time.monotonic()
         self._has_gone = self._has_left = self._was_raised = False
         self._is_failing = False
         self._later = Later()
-        self._problem = ""
         self._notes: dict[str, int] = {}
         self._ended: list[int] = []
         self._others = Watch(worker, self.names)
@@ -105,19 +104,19 @@ class Roster:
         """
         deadline = time.monotonic() + timeout
         next_line = time.monotonic() + _LINE_SECONDS
-        while not self._connect():
+        while not self._link.open(self.worker, self._own_facts):
             if time.monotonic() > deadline:
                 raise UnavailableError(
                     f"{self._me()} has waited {timeout:g} s for {self.names[0]}, "
-                    f"{self._problem} ({_show_address(self._address)}). Is it started, and is "
-                    "its address right?",
+                    f"{self._link.problem} ({self._link}). Is it started, and is its address "
+                    "right?",
                     (0,),
                 )
             if time.monotonic() > next_line:
                 next_line += _LINE_SECONDS
-                say(f"{self._me()} waits for {self.names[0]}, {self._problem}.")
+                say(f"{self._me()} waits for {self.names[0]}, {self._link.problem}.")
             time.sleep(0.1)
-        self._send("hello", {"worker": self.worker, "facts": self._own_facts})
+        self.host = self._link.host
         for target in (self._listen, self._beat):
             threading.Thread(
                 target=self._guarded, args=(target,), name="mirrax-roster", daemon=True
@@ -133,67 +132,26 @@ class Roster:
                         f"{self._show(missing)}, which did not come. Start all workers of the "
                         "cluster, or correct their number."
                     )
-                    self._send("gave_up", {"workers": missing, "text": text})
+                    self._link.send("gave_up", {"workers": missing, "text": text})
                     raise UnavailableError(text, missing)
                 if now > next_line:
                     next_line += _LINE_SECONDS
                     say(f"{self._me()} waits for {self._show(self._missing)}.")
                 self._changed.wait(min(1.0, max(0.05, next_line - now)))
 
-    def _connect(self) -> bool:
-        try:
-            self._socket = socket.create_connection(self._address, _CONNECT_SECONDS)
-        except OSError:
-            self._problem = "which cannot be reached"
-            return False
-        if not self._is_greeted():
-            self._problem = (
-                "but something else answers at its address: another program, or another "
-                "version of mirrax"
-            )
-            self._socket.close()
-            return False
-        self.host = self._socket.getsockname()[0]
-        self._socket.settimeout(None)
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return True
-
-    def _is_greeted(self) -> bool:
-        """Whether it is a roster that listens there."""
-        assert self._socket is not None
-        found = b""
-        try:
-            while len(found) < len(GREETING):
-                piece = self._socket.recv(len(GREETING) - len(found))
-                if not piece:
-                    return False
-                found += piece
-        except OSError:
-            return False
-        return found == GREETING
-
     def _me(self) -> str:
         return f"{self.names[self.worker]} (this process, {os.getpid()})"
 
-    def _describe(self, worker: int) -> str:
+    def _describe(self, worker: int, is_start: bool = True) -> str:
         facts = self.facts[worker] if self.facts else {}
-        status = self._statuses[worker] if self._statuses else {}
         address = self._own_facts["addresses"][worker]
-        return describe_worker(worker, address, facts, status)
+        text = describe_worker(worker, address, facts, self._statuses.get(worker, {}))
+        return text if is_start else text[:1].lower() + text[1:]
 
     def _show(self, workers: Sequence[int]) -> str:
         return ", ".join(self.names[k] for k in workers)
 
     # Talking -------------------------------------------------------------------------
-
-    def _send(self, kind: str, content: Any) -> None:
-        data = json.dumps({kind: content}).encode() + b"\n"
-        try:
-            with self._sending:
-                assert self._socket is not None
-                self._socket.sendall(data)
-        except OSError:
-            pass  # the listening thread sees it, too
 
     def _guarded(self, body: Callable[[], None]) -> None:
         """Runs a thread's body; without the thread this worker would be deaf or mute."""
@@ -205,48 +163,56 @@ class Roster:
             self._fail(UnavailableError(text, (self.worker,)))
 
     def _listen(self) -> None:
-        assert self._socket is not None
-        try:
-            with self._socket.makefile("rb") as lines:
-                for line in lines:
-                    self._heard = time.monotonic()
-                    ((kind, content),) = json.loads(line).items()
-                    self._hear(kind, content)
-        except OSError:
-            pass
+        for kind, content in self._link.messages():
+            self._heard = time.monotonic()
+            self._hear(kind, content)
         if not self._has_left and self.failure is None:
-            text = f"{self._describe(0)} is gone, and with it the roster that it had started."
+            text = (
+                "The roster is gone: the process that watches over the workers, beside "
+                f"{self._describe(0, is_start=False)}. It was killed, ran out of memory, or its "
+                "machine is gone. Nobody can tell whether that worker is."
+            )
             say(text)  # JAX is about to abort this process
-            self._fail(UnavailableError(text, (0,)))
+            self._fail(UnavailableError(text))
 
     def _hear(self, kind: str, content: Any) -> None:
         with self._changed:
             if kind == "missing":
                 self._missing = content
             elif kind == "go":
-                self.port, self.facts = content["port"], content["facts"]
+                self.port = content["port"]
+                self.facts = [
+                    {**content["shared"], **each} for each in content["facts"]
+                ]
+                self.facts[0]["addresses"] = content["addresses"]
                 # Worker 0 may know itself by another address than the others do.
                 if self.worker == 0 and content["host"]:
                     self.host = content["host"]
                 self._has_gone = True
             elif kind == "agreed":
                 agreement = self._agreements.pop(content["name"], _Agreement())
-                agreement.values = content["values"]
+                agreement.values = (
+                    [content["same"]] * len(self.names)
+                    if "same" in content
+                    else content["values"]
+                )
                 agreement.why = content.get("why", "")
                 agreement.event.set()
             elif kind == "stopping":
                 # Answered here: the main thread may be in a step that waits for others.
                 self._stopping = True
-                self._send("reached", self._calls)
+                self._link.send("reached", self._calls)
             elif kind == "note":
                 self._notes.update(content)
             elif kind == "ended":
-                self._ended.append(content)
+                self._ended += content
             elif kind == "stop_at":
                 self._stop_at = content
             elif kind == "status":
-                self._waiting, self._statuses = content["waiting"], content["workers"]
-                self._watch(content["workers"])
+                self._waiting = content["waiting"]
+                news = {int(k): status for k, status in content["workers"].items()}
+                self._statuses.update(news)
+                self._watch(news)
             self._changed.notify_all()
         if kind == "failure":
             workers = tuple(content["workers"])
@@ -254,6 +220,7 @@ class Roster:
 
     def _beat(self) -> None:
         told_steps, told_at, looked = -1, 0.0, time.monotonic()
+        pause = len(self.names) / _MOST_STATUSES
         while not self._has_left:
             time.sleep(_LOOK_SECONDS)
             now = time.monotonic()
@@ -262,9 +229,10 @@ class Roster:
             ):  # this process, or the machine, was stopped
                 self._heard += now - looked
             looked = now
-            if self.steps != told_steps or now - told_at > _BEAT_SECONDS:
+            is_news = self.steps != told_steps and now - told_at > pause
+            if is_news or now - told_at > max(pause, _BEAT_SECONDS):
                 told_steps, told_at = self.steps, now
-                self._send("status", self._status())
+                self._link.send("status", self._status())
             silence = time.monotonic() - self._heard
             if silence > self._heartbeat and self._has_gone:
                 self._fail(
@@ -333,7 +301,7 @@ class Roster:
         with self._changed:
             return self._changed.wait_for(lambda: self.failure is not None, seconds)
 
-    def _watch(self, statuses: Sequence[dict[str, Any]]) -> None:
+    def _watch(self, statuses: dict[int, dict[str, Any]]) -> None:
         """Looks for workers that are behind this one, or do something else."""
         wrong, line = self._others.look(
             statuses, self._ended, self.steps, self.step_timeout
@@ -349,7 +317,7 @@ class Roster:
             self._accuse(*self._others.needs(worker, self.steps))
 
     def _accuse(self, worker: int, text: str) -> None:
-        self._send("accuse", {"workers": [worker], "text": text})
+        self._link.send("accuse", {"workers": [worker], "text": text})
 
     # Agreeing ------------------------------------------------------------------------
 
@@ -373,7 +341,7 @@ class Roster:
             self._agreements[name] = agreement
         is_soft = wanted is not None
         content = {"name": name, "value": value, "is_soft": is_soft}
-        self._send("agree", {**content, "mark": launches.last.mark})
+        self._link.send("agree", {**content, "mark": launches.last.mark})
         start = looked = time.monotonic()
         next_line = start + _LINE_SECONDS
         while not agreement.event.wait(_SOON_SECONDS if is_soft else _LOOK_SECONDS):
@@ -383,7 +351,7 @@ class Roster:
             looked = now
             need = wanted() if wanted is not None else True
             if need is None:
-                self._send("withdraw", name)
+                self._link.send("withdraw", name)
                 raise UnavailableError(f"Nobody waits for {name} any more.")
             if not need:
                 start, next_line = now, now + _LINE_SECONDS
@@ -410,7 +378,7 @@ class Roster:
 
     def announce(self, name: str, count: int) -> None:
         """Tells all workers that something has been done `count` times."""
-        self._send("note", {name: count})
+        self._link.send("note", {name: count})
 
     def wait_for_note(self, name: str, count: int) -> None:
         """Waits until another worker has announced that.
@@ -434,7 +402,7 @@ class Roster:
 
     def request_stop(self, reason: str) -> None:
         """Asks all workers to stop at the same step."""
-        self._send("stop", reason)
+        self._link.send("stop", reason)
 
     def should_stop(self) -> bool:
         """Whether to stop now; called once a step by all workers."""
@@ -449,21 +417,21 @@ class Roster:
 
     # Leaving -------------------------------------------------------------------------
 
-    def tell_failed(self, reason: str) -> None:
+    def tell_failed(self, reason: str, code: int) -> None:
         """Tells the others why this worker is about to end, and sees to it that it does."""
         if self._is_failing:
             return
         self._is_failing = True
-        self._send("failed", reason)
-        self._later.call(_UNWINDING_SECONDS, self._end_failed)
+        self._link.send("failed", reason)
+        self._later.call(_UNWINDING_SECONDS, lambda: self._end_failed(code))
 
-    def _end_failed(self) -> None:
-        self._exit_soon(1)
+    def _end_failed(self, code: int) -> None:
+        self._exit_soon(code)
         alive = [t.name for t in threading.enumerate() if not t.daemon]
         say(
             f"{self._me()} has failed, but is kept by the thread(s) {', '.join(alive)}."
         )
-        os._exit(1)
+        os._exit(code)
 
     def leave(self) -> None:
         """Says that this worker's program is done."""
@@ -476,8 +444,8 @@ class Roster:
         if self.failure is not None and not self._was_raised:
             self._die()
         if self.failure is None:
-            self._send("status", self._status())
-            self._send("bye", launches.last.mark)
+            self._link.send("status", self._status())
+            self._link.send("bye", {"runs": self.runs, "mark": launches.last.mark})
             with (
                 self._changed
             ):  # it may have run other programs than those that ended before
@@ -492,11 +460,4 @@ class Roster:
     def forget(self) -> None:
         """In a process that was forked: the connection is the parent's."""
         self._has_left = True
-        if self._socket is not None:
-            os.close(
-                self._socket.detach()
-            )  # `close` would wait for the listener's file
-
-
-def _show_address(address: tuple[str, int]) -> str:
-    return f"{address[0]}:{address[1]}"
+        self._link.forget()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import platform
 import socket
@@ -19,10 +20,16 @@ import jax
 
 from mirrax._src.base import hooks, jax_compat, logical
 from mirrax._src.base.errors import UnavailableError
-from mirrax._src.cluster.reporting import message_of
-from mirrax._src.cluster.roster import Roster
+from mirrax._src.cluster.reporting import (
+    LOST_EXIT_CODE,
+    end_with_codes,
+    is_of_lost_worker,
+    message_of,
+)
+from mirrax._src.cluster.roster import Roster, say
+from mirrax._src.cluster.secret import read_secret
 
-_SERVER = Path(__file__).with_name("roster_server.py")
+_SERVER = Path(__file__).with_name("roster_server")
 _SOON_SECONDS = 0.5
 _EXPLAINING_SECONDS = 5.0
 _LONGEST_REASON = 2000
@@ -87,6 +94,7 @@ class Cluster:
     def __init__(self, roster: Roster, options: ClusterOptions) -> None:
         self._roster = roster
         self._counts: dict[str, int] = {}
+        self._has_told = False
         self.options = options
         self.names = roster.names
         self.worker, self.size = roster.worker, len(roster.names)
@@ -122,8 +130,10 @@ class Cluster:
         """Raises UnavailableError if a worker is lost."""
         self._roster.check()
 
-    def note_steps(self, count: int) -> None:
+    def note_steps(self, count: int, is_call: bool = True) -> None:
         """Counts steps, for messages of others that have to name this worker's last one.
+
+        `is_call` is false while a function is traced, which workers may do unequally often.
 
         Raises:
             UnavailableError: If a worker is lost.
@@ -131,6 +141,8 @@ class Cluster:
         if self._roster.failure is not None:
             self._roster.check()
         self._roster.steps += count
+        if is_call:
+            self._roster.runs += count
 
     @contextlib.contextmanager
     def explaining(self) -> Iterator[None]:
@@ -189,14 +201,21 @@ class Cluster:
     def tell_failed(self, error: BaseException) -> None:
         """Tells the others why this worker is about to end."""
         reason = f"{type(error).__name__}: {message_of(error)}"
-        self._roster.tell_failed(reason[:_LONGEST_REASON])
+        code = LOST_EXIT_CODE if is_of_lost_worker(error) else 1
+        self._roster.tell_failed(reason[:_LONGEST_REASON], code)
+        self._has_told = True
 
     def leave(self) -> None:
         """Says that this worker's program is done, once its last step is."""
         # Whoever has replaced `sys.excepthook`: this is why the program ends.
         error = getattr(sys, "last_value", None)
-        if error is not None and not hasattr(sys, "ps1"):
+        if error is not None and not hasattr(sys, "ps1") and not self._has_told:
             self.tell_failed(error)
+            if is_of_lost_worker(error):
+                logging.shutdown()
+                with contextlib.suppress(OSError, ValueError):
+                    sys.stdout.flush()
+                os._exit(LOST_EXIT_CODE)  # Python would end with 1
         self._roster.leave()
 
     def forget(self) -> None:
@@ -230,6 +249,7 @@ def join_cluster(
         UnavailableError: If workers are missing.
     """
     global _current
+    end_with_codes()
     facts = {"addresses": list(addresses), "name": names[worker], **_own_facts()}
     if _current is not None:
         if [list(addresses), worker] != _joined_as:
@@ -250,7 +270,13 @@ def join_cluster(
     if worker == 0 and not _servers:
         _start_server(list(addresses), host, port, options.heartbeat)
     roster = Roster(
-        (host, port), worker, names, facts, options.heartbeat, options.step_timeout
+        (host, port),
+        worker,
+        names,
+        facts,
+        options.heartbeat,
+        options.step_timeout,
+        read_secret(),
     )
     roster.join(options.join_timeout)
     _check_facts(roster)
@@ -342,13 +368,13 @@ def _address(host: str, port: int) -> str:
 
 
 def _start_server(addresses: list[str], host: str, port: int, heartbeat: float) -> int:
-    # Loopback stays on this machine; any other name may not be that of an own interface.
-    is_local = host == "localhost" or host.startswith("127.") or host == "::1"
+    secret = read_secret()
     config = {
         "addresses": addresses,
-        "host": host if is_local else "",
+        "host": host,
         "port": port,
         "heartbeat": heartbeat,
+        "secret": secret,
     }
     server = subprocess.Popen(
         [sys.executable, "-P", str(_SERVER)],
@@ -367,7 +393,22 @@ def _start_server(addresses: list[str], host: str, port: int, heartbeat: float) 
             "another program, or an earlier run, still use the port?"
         )
     _servers.append(server)  # its input stays open as long as this process lives
+    if not secret:
+        _say_who_can_join(host, answer["hosts"], answer["ready"])
     return answer["ready"]
+
+
+def _say_who_can_join(name: str, hosts: list[str], port: int) -> None:
+    """A line about the network that an unprotected roster listens on, if it does on one."""
+    if hosts == [name] and (name in ("localhost", "::1") or name.startswith("127.")):
+        return
+    where = " and ".join(_address(host, port) for host in hosts)
+    if not hosts:
+        where = f"any address of this machine, port {port} ({name} is none of them)"
+    say(
+        f"worker 0 listens at {where}, and the job has no secret: whoever can connect can "
+        "disturb it. Set MIRRAX_SECRET on all workers."
+    )
 
 
 _servers: list[Any] = []
@@ -407,10 +448,12 @@ def _install_hooks(cluster: Cluster) -> None:
         explanation = cluster.explanation_of(error)
         if explanation is not None and error.__cause__ is None:
             error.__cause__ = explanation
-        show()
-        if explanation is not None:
-            print(f"mirrax: {explanation}", file=sys.stderr, flush=True)
-        cluster.tell_failed(error)
+        try:
+            show()
+        finally:
+            if explanation is not None:
+                print(f"mirrax: {explanation}", file=sys.stderr, flush=True)
+            cluster.tell_failed(error)
 
     hooks.on_uncaught(tell)
     hooks.on_exit(cluster.leave)

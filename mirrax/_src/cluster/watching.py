@@ -7,7 +7,7 @@ known is how many programs each has started, which ones, and whether the last on
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from mirrax._src.cluster import launches
@@ -37,7 +37,7 @@ class Watch:
 
     def look(
         self,
-        statuses: Sequence[dict[str, Any]],
+        statuses: Mapping[int, dict[str, Any]],
         ended: Collection[int],
         step: int,
         step_timeout: float,
@@ -46,7 +46,7 @@ class Watch:
         self._forgive_sleep()
         found: list[Complaint] = []
         line = ""
-        for k, status in enumerate(statuses):
+        for k, status in statuses.items():
             if k == self._worker or "launches" not in status:
                 continue  # this one, or one that has not said anything yet
             if other := self._difference(status):

@@ -42,6 +42,7 @@ class Attempt:
         self._stopped: set[int] = set()
         self._deadline: float | None = None
         self._has_passed_on = False
+        self._has_said_problem = False
         self._stopped_since: dict[int, float] = {}
         self._heartbeat = ClusterOptions.of_environment().heartbeat
 
@@ -58,10 +59,24 @@ class Attempt:
         return [self._case(end) for end in self._ends]
 
     def _note_ends(self, seconds: float) -> None:
-        for end in self._cluster.wait(seconds):
+        ends = self._cluster.wait(seconds)
+        self._say_log_problem()
+        for end in ends:
             self._ends.append(end)
             if end.returncode != 0 and self._deadline is None:
                 self._start_grace(end)
+
+    def _say_log_problem(self) -> None:
+        """Says once that logs cannot be written; workers do not notice."""
+        problem = self._cluster.log_problem
+        if problem and not self._has_said_problem:
+            self._has_said_problem = True
+            self._screen.say(
+                f"mirrax: the logs in {self._cluster.logs[0].parent} cannot be written: "
+                f"{problem}. The workers go on; what they print is lost until it can be "
+                "written again.",
+                "bold",
+            )
 
     def _start_grace(self, end: WorkerEnd) -> None:
         is_preempted = end.returncode == PREEMPTED

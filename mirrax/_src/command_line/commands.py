@@ -67,7 +67,16 @@ def commands() -> None:
 @click.option(
     "--log-dir",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Where the workers' logs are kept, worker-0.log and so on.",
+    help="Where the workers' logs are kept, worker-0.log and so on. Without it they are in "
+    "$XDG_STATE_HOME/mirrax/runs (~/.local/state), and removed after a success.",
+)
+@click.option(
+    "--log-size",
+    type=_positive,
+    default=100,
+    metavar="MIB",
+    help="A longer log is continued in a new file; the last three are kept as "
+    "worker-0.log.1 and so on.",
 )
 @click.option(
     "--platform",
@@ -96,6 +105,7 @@ def run(
     devices_per_worker: int | None,
     max_restarts: int,
     log_dir: Path | None,
+    log_size: int,
     platform: str | None,
     grace_after_failure: float,
     grace_after_signal: float,
@@ -119,6 +129,7 @@ def run(
         devices=devices_per_worker,
         max_restarts=max_restarts,
         log_dir=log_dir,
+        log_bytes=log_size * 2**20,
         platform=platform,
         grace_after_failure=grace_after_failure,
         grace_after_signal=grace_after_signal,

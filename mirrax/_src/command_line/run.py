@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -18,6 +19,7 @@ from mirrax._src.command_line.screen import Screen
 from mirrax._src.command_line.stopping import StopSignals
 from mirrax._src.command_line.verdict import Verdict, judge
 
+_KEPT_RUNS = 20
 # A failure this soon after the start is followed by a pause, twice as long each time.
 _SOON_SECONDS = 30.0
 _FIRST_PAUSE_SECONDS = 0.5
@@ -34,6 +36,7 @@ class RunOptions:
     devices: int | None = None
     max_restarts: int = 0
     log_dir: Path | None = None
+    log_bytes: int = 100 * 2**20
     platform: str | None = None
     grace_after_failure: float = 10.0
     grace_after_signal: float = 60.0
@@ -120,6 +123,7 @@ class _Launcher:
             options.devices,
             variables,
             attempt,
+            log_bytes=options.log_bytes,
         ) as cluster:
             self._screen.follow(cluster.logs, cluster.log_starts)
             watching = Attempt(
@@ -143,9 +147,10 @@ class _Launcher:
         line = f"=== {what}, {time.strftime('%Y-%m-%d %H:%M:%S')} ===\n"
         for worker in range(self._size):
             path = self._directory / f"worker-{worker}.log"
-            if path.exists() and path.stat().st_size:
-                with path.open("a") as log:
-                    log.write(line)
+            with contextlib.suppress(OSError):  # the workers' own lines will say it
+                if path.exists() and path.stat().st_size:
+                    with path.open("a") as log:
+                        log.write(line)
 
     def _explain(self, verdict: Verdict, started: float, oom_kills: int) -> None:
         self.has_failed = True
@@ -222,9 +227,34 @@ def _pause(soon_failures: int) -> float:
 
 def _make_directory(given: Path | None) -> Path:
     if given is None:
-        return Path(tempfile.mkdtemp(prefix="mirrax-run-"))
+        return _default_directory()
     try:
         given.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise LaunchError(f"The directory for logs cannot be made: {error}.") from None
     return given.absolute()
+
+
+def _default_directory() -> Path:
+    """A new directory in the user's state directory, else a temporary one."""
+    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    runs = Path(state, "mirrax", "runs")
+    directory = runs / f"{time.strftime('%Y-%m-%d-%H-%M-%S')}-{os.getpid()}"
+    try:
+        directory.mkdir(parents=True)
+    except (OSError, RuntimeError):
+        return Path(tempfile.mkdtemp(prefix="mirrax-run-"))
+    for old in sorted(runs.iterdir())[:-_KEPT_RUNS]:
+        if not _is_running(old.name.rpartition("-")[2]):
+            shutil.rmtree(old, ignore_errors=True)
+    return directory
+
+
+def _is_running(pid: str) -> bool:
+    try:
+        os.kill(int(pid), 0)
+    except (ProcessLookupError, ValueError):
+        return False
+    except PermissionError:
+        pass
+    return True

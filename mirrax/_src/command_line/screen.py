@@ -7,6 +7,7 @@ happens to the launcher.
 
 from __future__ import annotations
 
+import os
 import queue
 import re
 import sys
@@ -98,7 +99,7 @@ class Screen:
             if is_wished:
                 self._write(b"".join(log.rest() for log in self._logs))
                 for log in self._logs:
-                    log.file.close()
+                    log.close()
                 self._logs = []
                 self._wish.clear()
                 self._drained.set()
@@ -118,7 +119,7 @@ class Screen:
     def _show_lines(self) -> bool:
         has_more = False
         for log in self._logs:
-            chunk = log.file.read(_CHUNK)
+            chunk = log.read()
             self._write(log.lines(chunk))
             has_more |= bool(chunk)
         return has_more
@@ -138,11 +139,39 @@ class _Log:
     """A worker's log, turned into whole lines with a prefix."""
 
     def __init__(self, path: Path, start: int, prefix: bytes) -> None:
-        self.file: BinaryIO = path.open("rb", buffering=0)
-        self.file.seek(start)
-        self._prefix = prefix
+        self._path, self._start, self._prefix = path, start, prefix
+        self._file: BinaryIO | None = None
         self._pending = b""
         self._since = 0.0
+
+    def read(self) -> bytes:
+        """More of the log, which may not be there yet, and may go on in a new file."""
+        if self._file is None:
+            try:
+                self._file = self._path.open("rb", buffering=0)
+            except OSError:
+                return b""
+            self._file.seek(self._start)
+            self._start = 0
+        chunk = self._file.read(_CHUNK)
+        if not chunk and not self._is_current():
+            chunk = self._file.read(_CHUNK)  # what came before it was renamed
+            if not chunk:
+                self.close()
+                return self.read()
+        return chunk
+
+    def _is_current(self) -> bool:
+        assert self._file is not None
+        try:
+            return os.path.samestat(os.fstat(self._file.fileno()), self._path.stat())
+        except OSError:
+            return True  # the next one is not there yet
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+        self._file = None
 
     def lines(self, chunk: bytes) -> bytes:
         """The lines that `chunk` completes."""

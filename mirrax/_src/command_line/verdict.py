@@ -86,7 +86,8 @@ class Case:
         if self.report is not None:
             first_line = self.report["message"].partition("\n")[0]
             return f"{self.report['type']}: {first_line}".removesuffix(": ")
-        return last_error(self.last_lines) if self.end.returncode == 1 else ""
+        is_error = self.end.returncode in (1, LOST_ANOTHER)
+        return last_error(self.last_lines) if is_error else ""
 
     def reason(self) -> str:
         """In a few words why it ended."""

@@ -12,6 +12,7 @@ import numpy as np
 
 from mirrax._src.base.context import Context
 from mirrax._src.base.devices import resolve_devices
+from mirrax._src.base.jax_compat import is_staging
 from mirrax._src.base.mesh import ReplicaMesh
 from mirrax._src.base.values import Args, Fn, Kwargs, PerReplica, PyTree, copies_of
 from mirrax._src.cluster import resolvers, runtime
@@ -137,7 +138,7 @@ class MultiWorkerMirroredStrategy(Strategy):
     def _run(self, fn: Fn, args: Args, kwargs: Kwargs, here: Context) -> PyTree:
         if self._cluster is None:
             return super()._run(fn, args, kwargs, here)
-        self._cluster.note_steps(1)
+        self._cluster.note_steps(1, is_call=here.frame is None and not is_staging())
         with self._cluster.explaining():
             return super()._run(fn, args, kwargs, here)
 

@@ -8,6 +8,7 @@ structure that holds them.
 from __future__ import annotations
 
 import functools
+import json
 import sys
 import types
 from collections.abc import Callable, Mapping
@@ -28,7 +29,8 @@ from mirrax._src.base.values import (
     is_leaf,
     to_device,
 )
-from mirrax._src.cluster.runtime import current_cluster
+from mirrax._src.cluster.collecting import collect_on_first
+from mirrax._src.cluster.runtime import Cluster, current_cluster
 from mirrax._src.engines.function import Function
 from mirrax._src.input.distributed import DistributedIterator
 from mirrax._src.state import foreign
@@ -203,14 +205,17 @@ class Part:
 
         def take() -> np.ndarray:
             parts = [np.asarray(_whole(name, part)) for part in leaf.values]
-            if current_cluster() is not None:
-                parts = list(_of_all_workers(parts))
-            if any(part.shape != parts[0].shape for part in parts):
+            shapes = [part.shape for part in parts]
+            if (cluster := current_cluster()) is not None:
+                told = cluster.agree("the shapes of a value to save", shapes)
+                shapes = [tuple(shape) for each in told for shape in each]
+            if any(shape != shapes[0] for shape in shapes):
                 raise ValueError(
-                    f"{name!r} has parts of different shapes, "
-                    f"{', '.join(str(part.shape) for part in parts)}, which a checkpoint "
-                    "cannot save as one value."
+                    f"{name!r} has parts of different shapes, {', '.join(map(str, shapes))}, "
+                    "which a checkpoint cannot save as one value."
                 )
+            if cluster is not None:
+                parts = _of_all_workers(cluster, parts)
             is_one = all(part.tobytes() == parts[0].tobytes() for part in parts)
             return np.array(parts[0]) if is_one else np.stack(parts)
 
@@ -306,7 +311,9 @@ def _state_item(holder: Any) -> Item:
         return Item(False, holder.get_state, check_own, holder.set_state)
 
     def take() -> Any:
-        return {_OF_WORKERS: cluster.agree("a state to save", holder.get_state())}
+        own = json.dumps(holder.get_state()).encode()
+        found = collect_on_first(cluster, cluster.worker, "a state to save", own)
+        return {_OF_WORKERS: [state and json.loads(state) for state in found]}
 
     def check(state: Any) -> str | None:
         count = len(state.get(_OF_WORKERS, [None]))
@@ -369,15 +376,17 @@ def _whole(name: str, leaf: Any) -> Any:
     return leaf.addressable_data(0) if is_copied else leaf
 
 
-def _of_all_workers(parts: list[np.ndarray]) -> list[np.ndarray]:
-    """The parts of all replicas, small ones as they usually are."""
-    cluster = current_cluster()
-    assert cluster is not None
-    own = [[part.tobytes().hex(), part.dtype.name, part.shape] for part in parts]
+def _of_all_workers(cluster: Cluster, parts: list[np.ndarray]) -> list[np.ndarray]:
+    """The parts of all replicas; those of other workers only where they are written."""
+    own = b"".join(part.tobytes() for part in parts)
+    what = f"{parts[0].dtype.name} values to save"
+    found = collect_on_first(cluster, cluster.worker, what, own)
+    shape = len(parts), *parts[0].shape
     return [
-        np.frombuffer(bytes.fromhex(data), jnp.dtype(dtype)).reshape(shape)
-        for each in cluster.agree("a per-replica value to save", own)
-        for data, dtype, shape in each
+        part
+        for data in found
+        if data is not None
+        for part in np.frombuffer(data, parts[0].dtype).reshape(shape)
     ]
 
 

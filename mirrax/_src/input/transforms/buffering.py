@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import pickle
-import tempfile
 import threading
 from dataclasses import field
 from pathlib import Path as FilePath
@@ -14,6 +11,7 @@ import numpy as np
 
 from mirrax._src.input.background import Ahead
 from mirrax._src.input.blocks import Arrays, Block, Singles, value_of
+from mirrax._src.input.element_file import read_elements, write_elements
 from mirrax._src.input.node import (
     BlockCursor,
     Cursor,
@@ -62,8 +60,7 @@ class Store:
         with self._lock:
             if self._kept is None and self._file and self._file.exists():
                 try:
-                    with open(self._file, "rb") as stream:
-                        self._kept = _together(pickle.load(stream))
+                    self._kept = _together(read_elements(self._file))
                 except Exception as error:
                     raise OSError(
                         f"The file of `cache` cannot be read: {self._file} ({error!r}). "
@@ -77,7 +74,7 @@ class Store:
             if self._kept is None:
                 self.start = start
                 if self._file:
-                    _write_whole(self._file, elements)
+                    write_elements(self._file, elements)
                 self._kept = _together(elements)
 
 
@@ -97,19 +94,6 @@ def _together(elements: list[Any]) -> Block | list[Any]:
 def _protect(leaf: Any) -> None:
     if isinstance(leaf, np.ndarray):
         leaf.flags.writeable = False  # users get views of it
-
-
-def _write_whole(file: FilePath, elements: list[Any]) -> None:
-    """Writes a file that is either there with all elements or not there at all."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    number, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
-    try:
-        with os.fdopen(number, "wb") as stream:
-            pickle.dump(elements, stream, protocol=5)
-        os.replace(name, file)
-    except BaseException:
-        os.unlink(name)
-        raise
 
 
 @node
