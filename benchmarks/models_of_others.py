@@ -3,39 +3,54 @@
 Flax NNX: modules, optimizer and metrics made in a scope, beside the same model in mirrax's
 functional style, with the state as an argument and a result. Only the calls are timed, as
 in host_time.py.
+
+Keras: `fit` under a strategy beside `fit` under Keras' own `keras.distribution.DataParallel`, on
+the same devices at the same batch. The models are tiny, so that the time is the host's. A round
+is one `fit` of one epoch of each, in turn; what an epoch costs at its beginning and end is
+part of it.
+
+By default the libraries that are installed are measured.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import importlib.util
+import os
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 import optax
-from common import Devices, Report, Step, find_devices, parser
+from common import Devices, Ratio, Report, Step, find_devices, interleaved, parser
 from host_time import time_calls
 
 import mirrax as mx
 
 LAYERS = (10, 50)
 WIDTH, ROWS = 8, 4
-MOST = 1.1  # times the host time of the functional style
+KERAS_LAYERS, KERAS_WIDTH, KERAS_BATCH = (3, 20), 32, 64
+EPOCH = 100  # batches
+MOST = 1.1  # times the host time of the functional style, or of Keras' own distribution
 
 
 def main() -> None:
-    options = parser(__doc__).parse_args()
-    devices = find_devices(options.replicas)
-    report = Report("models_of_others", options)
-    for measure in (measure_nnx,):
-        measure(devices, report, batches=10 if options.quick else 200)
+    options = parser(__doc__)
+    found = [name for name in MEASURES if importlib.util.find_spec(name)]
+    options.add_argument("--libraries", nargs="+", default=found, choices=MEASURES)
+    given = options.parse_args()
+    devices = find_devices(given.replicas, at_least=given.replicas)
+    report = Report("models_of_others", given)
+    for name in given.libraries:
+        MEASURES[name](devices, report)
     report.finish(devices)
 
 
 # Flax NNX ---------------------------------------------------------------------------------
 
 
-def measure_nnx(devices: Devices, report: Report, batches: int) -> None:
+def measure_nnx(devices: Devices, report: Report) -> None:
+    batches = 10 if report.options.quick else 200
     rows: list[list[object]] = []
     for layers in LAYERS:
         sides = {
@@ -136,6 +151,73 @@ def functional_step(layers: int, devices: Devices) -> Step:
 
     return call
 
+
+# Keras ------------------------------------------------------------------------------------
+
+
+def measure_keras(devices: Devices, report: Report) -> None:
+    os.environ.setdefault("KERAS_BACKEND", "jax")
+    rounds = 5 if report.options.quick else 40
+    rows: list[list[object]] = []
+    for layers in KERAS_LAYERS:
+        variants = {"strategy": in_scope, "keras": data_parallel}
+        epochs = {name: make(layers, devices) for name, make in variants.items()}
+        figures = interleaved(epochs, rounds, round_seconds=0.0)
+        ratio = Ratio.of(figures["strategy"], figures["keras"])
+        each = [float(np.median(figures[name])) / EPOCH * 1e3 for name in variants]
+        rows.append([layers, *(f"{x:.0f}" for x in each), str(ratio)])
+        report.check(f"`fit` of {layers} layers beside Keras' own", ratio.median, MOST)
+    header = ["layers", "strategy", "DataParallel", "ratio"]
+    report.table("Microseconds a step of Keras' `fit`", header, rows)
+
+
+def in_scope(layers: int, devices: Devices) -> Step:
+    """An epoch under a strategy."""
+    with mx.distribute.MirroredStrategy(devices).scope():
+        return epoch_of(model_of(layers))
+
+
+def data_parallel(layers: int, devices: Devices) -> Step:
+    """An epoch under Keras' own distribution, which is set only while it runs."""
+    import keras
+
+    names = [f"{device.platform}:{device.id}" for device in devices]
+    distribution = keras.distribution.DataParallel(devices=names)
+    with distribution.scope():
+        epoch = epoch_of(model_of(layers))
+
+    def run() -> Any:
+        with distribution.scope():
+            return epoch()
+
+    return run
+
+
+def model_of(layers: int) -> Any:
+    import keras
+
+    model: Any = keras.Sequential([keras.layers.Input((KERAS_WIDTH,))])
+    for _ in range(layers):
+        model.add(keras.layers.Dense(KERAS_WIDTH))
+    model.compile("adam", "mse")
+    return model
+
+
+def epoch_of(model: Any) -> Step:
+    """`fit` over one epoch; gives back what has to be there in the end."""
+    x, y = (
+        np.random.rand(KERAS_BATCH * EPOCH, KERAS_WIDTH).astype("float32")
+        for _ in range(2)
+    )
+
+    def epoch() -> Sequence[Any]:
+        model.fit(x, y, batch_size=KERAS_BATCH, shuffle=False, verbose=0)
+        return [variable.value for variable in model.trainable_variables]
+
+    return epoch
+
+
+MEASURES = {"flax": measure_nnx, "keras": measure_keras}
 
 if __name__ == "__main__":
     main()

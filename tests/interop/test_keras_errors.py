@@ -9,6 +9,7 @@ import textwrap
 from pathlib import Path
 
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from helpers.engines import both_engines, compile_if, mirrored
 from helpers.waiting import SECONDS_TO_HANG
@@ -136,6 +137,17 @@ def test_a_step_that_fails_leaves_the_model_as_it_was():
         model.fit(x, y[:, :2], verbose=0)
     for old, new in zip(before, model.get_weights(), strict=True):
         assert (old == new).all()
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+def test_class_weights_for_elements_without_a_class_or_with_a_weight(parts):
+    columns = (np.ones((4, 2)), np.zeros(4, "int32"), np.ones(4))
+    dataset = mx.data.Dataset.from_tensor_slices(columns[:parts]).batch(2)
+    with mirrored(2).scope():
+        model = keras.Sequential([keras.layers.Dense(2)])
+        model.compile("sgd", "sparse_categorical_crossentropy")
+    with pytest.raises(ValueError, match=r"needs a dataset with elements `\(x, y\)`"):
+        model.fit(dataset, class_weight={0: 1.0, 1: 2.0}, verbose=0)
 
 
 def test_a_distributed_dataset_in_fit():

@@ -24,6 +24,8 @@ from interop.keras_models import (
 )
 
 keras = libraries.keras()
+with mirrored(2).scope():
+    from mirrax._src.integrations.keras.training import Step
 layers = keras.layers
 IS_THOROUGH = bool(os.environ.get("MIRRAX_THOROUGH"))
 COUNTS = range(1, 41) if IS_THOROUGH else (1, 7, 13, 18, 33)
@@ -176,6 +178,26 @@ def test_a_train_step_of_ones_own_in_a_model_that_builds_itself_late():
         history = model.fit(x, y, batch_size=8, epochs=2, verbose=0).history
         found.append([history, model.get_weights()])
     assert farthest(*found) < 1e-6
+
+
+def test_batches_go_from_the_host_straight_to_all_devices(monkeypatch):
+    """Where there are accelerators Keras puts each batch on the first one."""
+    model = made_in(mirrored(2), usual_model)
+    x, y = data(7, "float32")
+    kinds = set()
+    placed = Step.placed
+
+    def spy(self, batch):
+        kinds.update(map(type, jax.tree.leaves(batch)))
+        return placed(self, batch)
+
+    monkeypatch.setattr(Step, "placed", spy)
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    model.fit(x, y, batch_size=4, verbose=0)
+    model.evaluate(x, y, batch_size=4, verbose=0)
+    model.predict(x, batch_size=4, verbose=0)
+    model.train_on_batch(x, y)
+    assert kinds == {np.ndarray}
 
 
 def test_run_eagerly():

@@ -71,6 +71,16 @@ def test_steps_are_compiled_by_the_trainers_jit(name):
     ]
 
 
+def test_batches_are_put_on_a_device_by_one_function():
+    """Else each batch goes to the first accelerator, and from there to the others."""
+    module = found("backend.jax.trainer")
+    assert parameters(inspect.unwrap(module._distribute_data)) == ["data", "layouts"]
+    text = inspect.getsource(module)
+    assert "batch = _distribute_data(batch)" in text
+    assert "tree.map_structure(jax.device_put, data)" in text
+    assert text.count("device_put") == 1
+
+
 def test_the_concatenation_of_predictions_donates_nothing():
     """Else it is taken for a step."""
     text = source(found("backend.jax.trainer", "JAXTrainer._make_function"))

@@ -86,6 +86,13 @@ class DatasetAdapter(DataAdapter):
             own = describe_steps((dataset.node,))
             adopt((dataset.node,), cluster.agree("a dataset for `fit`", own)[0])
         if class_weight is not None:
+            spec = dataset.element_spec
+            if not isinstance(spec, tuple) or len(spec) != 2:
+                raise ValueError(
+                    "`class_weight` needs a dataset with elements `(x, y)`, got elements "
+                    f"{spec}. Where they have a weight already, multiply it by that of the "
+                    "class in the dataset."
+                )
             dataset = dataset.map(lambda x, y: (x, y, _weights(y, class_weight)))
         self._dataset = dataset
         # Keras looks at a batch before the first epoch. That pass does not count.
