@@ -5,6 +5,8 @@ NNX step under `nnx.jit`, each beside the same code with the model made in a str
 scope. `--libraries` chooses; Keras has to run on JAX (`KERAS_BACKEND=jax`).
 """
 
+# pyright: reportMissingImports=false
+
 from __future__ import annotations
 
 from typing import Any

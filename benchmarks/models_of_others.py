@@ -12,6 +12,8 @@ part of it.
 By default the libraries that are installed are measured.
 """
 
+# pyright: reportMissingImports=false
+
 from __future__ import annotations
 
 import importlib.util

@@ -306,3 +306,17 @@ def test_a_function_knows_whether_it_is_in_cross_replica_context():
     assert int(where()) == 0
     with mirrored(2).scope():
         assert int(where()) == 1
+
+
+def test_many_traces_of_uneven_parts_warn():
+    strategy = mirrored(2)
+
+    def my_step(x):
+        return jnp.sum(x)
+
+    step = mx.function(my_step)
+    message = r"'my_step' .*traced 5 times.*argument 0 changed from float32\[\d\] to float32\[5\]"
+    with pytest.warns(UserWarning, match=message):
+        for k in range(1, 5):
+            parts = per_replica(strategy, np.ones(k, "f4"), np.ones(k + 1, "f4"))
+            strategy.run(step, (parts,))

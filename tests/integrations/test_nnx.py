@@ -418,3 +418,75 @@ def test_another_part_of_a_model_is_noticed(two_cpus: Any) -> None:
     model.last = other
     assert parts(two_cpus, two_cpus.run(fn))[0] == np.zeros((ROWS, 1)).tolist()
     assert parts(two_cpus, two_cpus.run(fn)) != before
+
+
+# Mirrax's optimizer ------------------------------------------------------------------------
+
+
+@both_engines
+@pytest.mark.parametrize("kind", ["arrays", "variables"])
+def test_optimizer_of_mirrax(engine: str, kind: str, two_cpus: Any) -> None:
+    def make() -> Any:
+        return nnx.Linear(3, 1, rngs=nnx.Rngs(0))
+
+    with two_cpus.scope():
+        model = make()
+        optimizer = mx.train.Optimizer(optax.adam(0.1))
+    variables = [model.kernel, model.bias]
+    optimizer.build(variables)
+
+    def train(x: Any, y: Any) -> None:
+        def loss() -> Any:
+            return ((model(x) - y) ** 2).sum() / ROWS
+
+        gradients = mx.grad(loss, variables)()
+        if kind == "arrays":
+            gradients = [g[...] for g in gradients]
+        optimizer.apply_gradients(zip(gradients, variables))
+
+    data = [per_replica(two_cpus, a[:4], a[4:]) for a in (X, Y)]
+    fn = compile_if(engine, train)
+    for _ in range(3):
+        two_cpus.run(fn, data)
+    alone = make()
+    theirs = nnx.Optimizer(alone, optax.adam(0.1), wrt=nnx.Param)
+    for _ in range(3):
+        theirs.update(alone, nnx.grad(lambda m: ((m(X) - Y) ** 2).mean())(alone))
+    assert_close(model.kernel[...], alone.kernel[...])
+    assert_close(model.bias[...], alone.bias[...])
+
+
+def test_optimizer_of_mirrax_outside_replicas(two_cpus: Any) -> None:
+    with two_cpus.scope():
+        weight = nnx.Param(jnp.zeros(2))
+        optimizer = mx.train.Optimizer(optax.sgd(1.0))
+        gradient = two_cpus.run(lambda: weight.replace(jnp.ones(2)))
+        optimizer.apply_gradients([(gradient, weight)])
+        np.testing.assert_array_equal(weight[...], [-2, -2])
+        optimizer.apply_gradients([(jnp.ones(2), weight)])
+        np.testing.assert_array_equal(weight[...], [-3, -3])
+
+
+def test_optimizer_of_mirrax_with_a_plain_variable(two_cpus: Any) -> None:
+    optimizer = mx.train.Optimizer(optax.sgd(1.0))
+    with pytest.raises(TypeError, match="Param.*was made outside the scope"):
+        optimizer.build([nnx.Param(jnp.zeros(2))])
+
+
+# Values that are no arrays -----------------------------------------------------------------
+
+
+@both_engines
+@pytest.mark.parametrize("value", [1, 1.0, np.float32(1), np.int16(1), 1 + 0j])
+def test_numbers(engine: str, value: Any, two_cpus: Any) -> None:
+    with two_cpus.scope():
+        count = nnx.Variable(value)
+
+    def increase() -> Any:
+        count[...] += 1
+        return count[...] * 2
+
+    results = parts(two_cpus, two_cpus.run(compile_if(engine, increase)))
+    assert results == [4, 4]
+    assert count.get_value() == 2
+    assert count[...].dtype == jnp.asarray(value).dtype

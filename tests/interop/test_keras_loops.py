@@ -312,3 +312,20 @@ def test_what_is_not_built_yet_cannot_be_saved():
         mx.train.Checkpoint(optimizer=optimizer)
     with pytest.raises(ValueError, match=r"'sequential.*build\(input_shape\)"):
         mx.train.Checkpoint(model=model)
+
+
+@both_engines
+def test_optimizer_of_mirrax(engine):
+    strategy = mirrored(2)
+    optax = pytest.importorskip("optax")
+    with strategy.scope():
+        weight = keras.Variable([1.0, 2.0])
+        optimizer = mx.train.Optimizer(optax.sgd(0.1))
+    optimizer.build([weight])
+
+    def step(x):
+        gradients = mx.grad(lambda: jnp.sum(weight * x), [weight])()
+        optimizer.apply_gradients(zip(gradients, [weight]))
+
+    strategy.run(compile_if(engine, step), (per_replica(strategy, 1.0, 2.0),))
+    np.testing.assert_allclose(weight, [0.7, 1.7], rtol=1e-6)

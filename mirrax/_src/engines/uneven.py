@@ -56,7 +56,7 @@ def run_uneven(
 
     def cut_for(who: str, avals: tuple[jax.ShapeDtypeStruct, ...]) -> Cut:
         """The function for a replica's shapes; traced if it has not been yet."""
-        key = ((strategy, settings.token), signature, avals)
+        key = ((strategy, None, settings.token), signature, avals)
         known = function.cuts.setdefault(key, [])
         for cut in known:
             if layouts_match(cut.trace):

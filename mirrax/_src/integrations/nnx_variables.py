@@ -22,10 +22,16 @@ from flax.nnx.nn import normalization
 
 from mirrax._src.base import context
 from mirrax._src.base.context import Context
-from mirrax._src.base.jax_compat import Tracer, outside_traces, trace_state
+from mirrax._src.base.jax_compat import (
+    ConcreteArray,
+    Tracer,
+    outside_traces,
+    trace_state,
+)
 from mirrax._src.base.protocols import StrategyLike
 from mirrax._src.base.reduce_op import VariableAggregation, VariableSynchronization
 from mirrax._src.base.structures import Atom
+from mirrax._src.base.values import is_array, is_number
 from mirrax._src.integrations.flax_norm import synchronised
 from mirrax._src.state import foreign
 from mirrax._src.state.variable import Variable, VariableSpec
@@ -94,6 +100,8 @@ class _Place(type(trace_state())):
 
 
 def _current_place() -> Any:
+    if not context.is_entered():  # at once, for programs without strategies
+        return trace_state()
     real, here = trace_state(), context.current()
     frame: Any = here.frame
     if frame is None and (here.replica is None or context.is_default()):
@@ -107,6 +115,11 @@ def _current_place() -> Any:
 
 class _RawValue(foreign.Route):
     """Where an `nnx.Variable` keeps its array."""
+
+    def __init__(self, owner: type, name: str) -> None:
+        super().__init__(owner, name)
+        slot: Any = self._slot
+        self._get, self._set = slot.__get__, slot.__set__
 
     def read(self, obj: Any, variable: Variable) -> Any:
         if not isinstance(obj, nnx.RngState):
@@ -172,13 +185,29 @@ class _RawValue(foreign.Route):
             _kept.setdefault(id(obj), Plain(type(obj).__name__))
 
     def __get__(self, obj: Any, owner: type | None = None) -> Any:
+        if obj is None:
+            return self
+        value = self._get(obj)
+        is_traced = context.current().frame is not None
+        if type(value) is ConcreteArray and not is_traced:
+            return value  # at once, for programs without strategies
         value = super().__get__(obj, owner)
-        if context.current().frame is not None and obj is not None:
+        if is_traced:
             self._keep(obj)
         one = value[0] if type(value) is tuple and value else value  # what is sown
         if isinstance(one, Tracer) and outside_traces():
             raise ValueError(_MADE_ELSEWHERE.format(what=_describe(obj)))
         return value
+
+    def __set__(self, obj: Any, value: Any) -> None:
+        try:
+            is_plain = type(self._get(obj)) is ConcreteArray
+        except AttributeError:
+            is_plain = False
+        if is_plain and not _kept and not context.is_entered():
+            self._set(obj, value)  # at once, for programs without strategies
+        else:
+            super().__set__(obj, value)
 
 
 class Plain:
@@ -290,8 +319,9 @@ def _adopt(variable: Any, strategy: StrategyLike, name: str) -> None:
     if isinstance(value, Variable):
         value.name = name
         return
-    if isinstance(value, Tracer) or not isinstance(value, jax.Array | np.ndarray):
+    if isinstance(value, Tracer) or not (is_array(value) or is_number(value)):
         return
+    value = value if is_array(value) else np.asarray(value)
     synchronization = VariableSynchronization.AUTO
     aggregation = VariableAggregation.NONE
     is_float = jnp.issubdtype(value.dtype, jnp.floating)

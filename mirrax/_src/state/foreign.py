@@ -55,6 +55,12 @@ def variable_of(obj: Any) -> Any:
     return held
 
 
+def value_of(obj: Any) -> Any:
+    """The value of an object of another library; any other object as it is."""
+    route = route_of(obj)
+    return obj if route is None else route.__get__(obj)
+
+
 def attach() -> None:
     """Makes the libraries that are imported, now or later, work in scopes."""
     for library, ours in LIBRARIES.items():

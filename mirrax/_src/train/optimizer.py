@@ -27,9 +27,9 @@ from mirrax._src.train.learning_rate import HasLearningRate, by_name
 from mirrax._src.train.own_copies import OwnCopies
 from mirrax._src.train.pairs import (
     as_dense,
-    check_variables,
     is_distributed,
     is_variable,
+    own_variables,
     show_names,
     split_pairs,
 )
@@ -298,10 +298,9 @@ class Optimizer(HasLearningRate):
         """Takes values of the state, by their names in a checkpoint, for when it is built."""
         self._saved, self._places = saved, places
 
-    def build(self, variables: Sequence[Variable]) -> None:
+    def build(self, variables: Sequence[Any]) -> None:
         """Makes the state for `variables`; else the first `apply_gradients` does."""
-        variables = list(variables)
-        check_variables(variables)
+        variables = own_variables(variables)
         if self._variables:
             self._check_known(variables)
             return
@@ -382,7 +381,7 @@ class Optimizer(HasLearningRate):
 
     def apply_gradients(
         self,
-        grads_and_vars: Iterable[tuple[Any, Variable]],
+        grads_and_vars: Iterable[tuple[Any, Any]],
         aggregate: bool = True,
         **extra_args: Any,
     ) -> Variable:
@@ -393,8 +392,8 @@ class Optimizer(HasLearningRate):
 
         Args:
             grads_and_vars: Pairs of a gradient (an array or `mx.IndexedSlices`) and its
-                variable. The first call names all variables; of those that a later one
-                leaves out nothing changes.
+                variable, also one of Keras or NNX that was made in a scope. The first call
+                names all variables; of those that a later one leaves out nothing changes.
             aggregate: Whether to sum; False for gradients that are summed already.
             **extra_args: What the transformation takes beyond gradients and parameters.
                 Floating-point arrays, such as a loss, are averaged over the replicas.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from mirrax._src.base.sparse import IndexedSlices
 from mirrax._src.base.values import ReplicaValues
+from mirrax._src.state.foreign import value_of, variable_of
 from mirrax._src.state.variable import Variable
 from mirrax._src.strategies.default import get_strategy
 
@@ -23,19 +24,24 @@ def split_pairs(grads_and_vars: Any) -> tuple[list[Any], list[Variable]]:
             "`apply_gradients` takes pairs of a gradient and its variable, "
             f"`zip(gradients, variables)`, got {_show(grads_and_vars)}."
         ) from None
-    check_variables([variable for _, variable in pairs])
-    absent = [v.name for gradient, v in pairs if gradient is None]
+    variables = own_variables(variable for _, variable in pairs)
+    absent = [v.name for (gradient, _), v in zip(pairs, variables) if gradient is None]
     if absent:
         raise ValueError(
             f"There is no gradient (None) for {show_names(absent)}. The loss does not depend on "
             "it, or it was not computed: leave the pair out, and nothing of the variable "
             "changes, or pass zeros. Nothing has been updated."
         )
-    return [gradient for gradient, _ in pairs], [variable for _, variable in pairs]
+    return [value_of(gradient) for gradient, _ in pairs], variables
 
 
-def check_variables(variables: Sequence[Any]) -> None:
-    """Raises unless these can be trained here, together."""
+def own_variables(given: Iterable[Any]) -> list[Variable]:
+    """The variables to train, also those that objects of other libraries hold.
+
+    Raises:
+        TypeError, ValueError: Unless they can be trained here, together.
+    """
+    variables = list(map(variable_of, given))
     if not variables:
         raise ValueError("There are no variables to train: the list of pairs is empty.")
     strategy = get_strategy()
@@ -63,6 +69,7 @@ def check_variables(variables: Sequence[Any]) -> None:
         if variable.number in seen:
             raise ValueError(f"Variable {variable.name!r} is given twice.")
         seen.add(variable.number)
+    return variables
 
 
 def as_dense(gradient: Any, variable: Variable) -> jax.Array:
