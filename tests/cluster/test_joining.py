@@ -254,6 +254,23 @@ os.environ["TF_CONFIG"] = json.dumps({"cluster": cluster, "task": task})
         assert "mirrax: chief 0 (this process" in workers[0].output
 
 
+def test_a_stale_worker_of_another_job_does_not_end_one_that_trains():
+    train = """
+for step in range(200):
+    strategy.reduce("SUM", 1, axis=None)
+    time.sleep(0.02)
+say("trained")
+"""
+    with start(JOIN + train, workers=2) as workers:
+        workers.wait_for("joined 2")
+        workers.addresses[1] = "127.0.0.1:9"
+        stale = workers.add(1, JOIN)
+        assert stale.wait(LIMIT) == 43
+        assert "was told of other workers than worker 0" in stale.output
+        workers.expect_end(0, 0, 43, within=LIMIT)
+        assert "trained" in workers[0].output and "trained" in workers[1].output
+
+
 SECRET = "a secret of the test, long enough"
 
 

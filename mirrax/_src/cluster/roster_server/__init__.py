@@ -11,7 +11,7 @@ speaks first: `roster`, the version, and a challenge if there is a secret. From 
 
     prove   that it knows the secret, and a challenge of its own
     hello   who it is, and facts that must be equal on all workers
-    status  where it is, once a second
+    status  where it is, up to five times a second
     agree   a value for an agreement, by name; `withdraw` that it is not wanted any more
     stop    that all should stop; `reached` is the answer to `stopping`
     accuse  that another worker does not do what it should; `gave_up` that one did not join

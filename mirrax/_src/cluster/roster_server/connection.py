@@ -50,7 +50,11 @@ class Door:
             timer.cancel()
 
 
-class Connection(asyncio.Protocol):
+# One for all connections: what comes is copied at once. A new one for each message is slow.
+_buffer = memoryview(bytearray(1 << 16))
+
+
+class Connection(asyncio.BufferedProtocol):
     """A stranger until it has proved itself and said hello, then a worker."""
 
     transport: asyncio.Transport
@@ -90,9 +94,15 @@ class Connection(asyncio.Protocol):
         self._door.leave(self)
         self.transport.close()
 
-    def data_received(self, data: bytes) -> None:
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return _buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
         if self.is_closed:
             return
+        data = bytes(_buffer[:nbytes])
+        if data.endswith(b"\n") and not self._rest and data.count(b"\n") == 1:
+            return self._read(data)  # a whole line, as mostly
         self._rest += data
         if b"\n" in data:
             *lines, rest = bytes(self._rest).split(b"\n")
@@ -107,7 +117,7 @@ class Connection(asyncio.Protocol):
         if len(line) > self._longest:
             return self._refuse_line(f"of more than {self._longest} bytes")
         try:
-            ((kind, content),) = json.loads(line).items()
+            ((kind, content),) = json.loads(line.decode()).items()
             if self.worker is not None:
                 self._roster.hear(self.worker, kind, content)
             elif kind == "prove" and self._challenge is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import ipaddress
 import json
 import os
@@ -96,4 +97,5 @@ def _allow_many_connections() -> None:
 def run() -> None:
     """The program."""
     _allow_many_connections()
+    gc.set_threshold(100_000)  # messages make garbage, but no cycles
     asyncio.run(_serve(json.loads(sys.stdin.readline())))
