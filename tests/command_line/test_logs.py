@@ -85,11 +85,25 @@ def test_logs_are_rotated_by_size_and_every_line_is_shown(
     shown = [line.split()[1] for line in done.lines_of(0)]
     assert shown == [f"{k:04}" for k in range(300)]
     names = [f"worker-0.log{end}" for end in ("", ".1", ".2", ".3")]
-    assert sorted(p.name for p in logs.iterdir()) == names
-    assert all(path.stat().st_size < 20_000 for path in logs.iterdir())
-    kept = "".join((logs / name).read_text() for name in reversed(names))
-    lines = kept.splitlines()
-    assert lines[-1].startswith("line 0299") and len(lines) > 200
+    kept = sorted(p.name for p in logs.iterdir())
+    assert kept == names[: len(kept)] and len(kept) > 1
+    assert (logs / names[0]).read_text().splitlines()[-1].startswith("line 0299")
+
+
+def test_as_many_logs_are_kept_as_are_said(tmp_path: Path) -> None:
+    output = Output(str(tmp_path / "log"), 1000)
+    for k in range(60):
+        os.write(output.end, f"line {k:04} {'x' * 89}\n".encode())
+        assert output.pump()
+        assert (
+            (tmp_path / "log").read_text().splitlines()[-1].startswith(f"line {k:04}")
+        )
+    names = ["log", "log.1", "log.2", "log.3"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == names
+    kept = "".join((tmp_path / name).read_text() for name in reversed(names))
+    numbers = [int(line.split()[1]) for line in kept.splitlines()]
+    assert numbers == list(range(60 - len(numbers), 60)) and len(numbers) > 30
+    assert all(path.stat().st_size <= 1100 for path in tmp_path.iterdir())
 
 
 def test_by_default_logs_are_in_the_state_directory(

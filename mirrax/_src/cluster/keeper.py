@@ -72,6 +72,8 @@ class Output:
 
     def _keep(self, chunk: bytes) -> None:
         try:
+            if self._log and os.fstat(self._log).st_size > self._most_bytes:
+                self._rotate()  # not after writing: the newest log is always there
             if self._log is None:
                 flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
                 self._log = os.open(self._path, flags, 0o666)
@@ -81,8 +83,6 @@ class Output:
                 self._lost = 0
             while chunk:
                 chunk = chunk[os.write(self._log, chunk) :]
-            if os.fstat(self._log).st_size > self._most_bytes:
-                self._rotate()
         except OSError as error:
             self._lost += len(chunk)
             self.problem = self.problem or error.strerror or str(error)
