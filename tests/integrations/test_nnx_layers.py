@@ -18,6 +18,8 @@ import mirrax as mx
 
 from .nnx_models import Net, Training, X, Y, assert_close, on_replicas, one_device, step
 
+pytestmark = pytest.mark.slow
+
 SYNC: dict[str, Any] = {"axis_name": "replica"}
 norms = pytest.mark.parametrize(
     "options",

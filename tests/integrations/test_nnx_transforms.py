@@ -26,6 +26,8 @@ import mirrax as mx
 
 from .nnx_models import Net, Training, X, Y, assert_close, one_device, step
 
+pytestmark = pytest.mark.slow
+
 
 def test_nnx_jit_outside_replicas(two_cpus: Any) -> None:
     with two_cpus.scope():
