@@ -55,7 +55,8 @@ def on_exit(fn: Callable[[], None]) -> None:
 def before_threads_end(fn: Callable[[], None]) -> None:
     """Has `fn` called when the main thread ends, in forked children too.
 
-    New threads can still start, unlike in `on_exit`. Raises a RuntimeError afterwards.
+    New threads can still start, unlike in `on_exit`, but not in Python 3.12. Raises a
+    RuntimeError afterwards.
     """
     import concurrent.futures.thread  # noqa: F401 - its own hook has to run after this one
 
