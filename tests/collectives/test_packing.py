@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers.hlo import last_programs
 
 import mirrax as mx
 from mirrax._src.collectives.packing import PackLimits, plan_packs
@@ -36,7 +37,7 @@ def compiled_text(strategy: mx.MirroredStrategy, fn, value) -> str:
     """What XLA compiled for `fn` on all replicas."""
     step = mx.function(fn)
     strategy.run(step, args=(value,))
-    (program,) = step._last.values()
+    (program,) = last_programs(step).values()
     return program.lower([leaf for leaf in jax.tree.leaves(value)]).compile().as_text()
 
 
@@ -64,7 +65,7 @@ def test_num_packs_is_seen_in_the_program(num_packs, expected) -> None:
     step = mx.function(reduce_with())
     result = strategy.run(step, args=(VALUES,))
     np.testing.assert_array_equal(result[3], np.full(100, 2))
-    (program,) = step._last.values()
+    (program,) = last_programs(step).values()
     text = program.lower(VALUES).as_text()
     assert text.count("stablehlo.all_reduce") == expected
 
@@ -73,7 +74,7 @@ def test_bytes_per_pack_is_seen_in_the_program(two_cpus) -> None:
     options = EXPERIMENTAL.CommunicationOptions(bytes_per_pack=800)
     step = mx.function(reduce_with(options))
     two_cpus.run(step, args=(VALUES,))
-    (program,) = step._last.values()
+    (program,) = last_programs(step).values()
     assert program.lower(VALUES).as_text().count("stablehlo.all_reduce") == 5
 
 

@@ -9,12 +9,18 @@ import numpy as np
 
 import mirrax as mx
 from mirrax._src.engines.arguments import sort_arguments
+from mirrax._src.state.foreign import settings
+
+
+def last_programs(function: mx.Function) -> Any:
+    """The programs that a function ran last, by the strategy or the place."""
+    return function._recent[settings.token]
 
 
 def compiled_text(function: mx.Function, strategy: Any, *args: Any) -> str:
     """The program that `strategy.run(function, args)` ran last, compiled, as text."""
     arrays = sort_arguments(args, {}, strategy.replica_mesh).arrays
-    return function._last[strategy].lower(arrays).compile().as_text()
+    return last_programs(function)[strategy].lower(arrays).compile().as_text()
 
 
 def count(text: str, operation: str) -> int:

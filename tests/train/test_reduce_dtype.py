@@ -11,6 +11,7 @@ import numpy as np
 import optax
 import pytest
 from helpers.engines import both_engines, compile_if, parts, per_replica
+from helpers.hlo import last_programs
 from hypothesis import given
 from hypothesis import strategies as st
 from property.examples import examples
@@ -29,7 +30,7 @@ def types_that_travel(strategy, function, *args):
     XLA's own text would not do: for CPUs it sums half precision in float32.
     """
     arrays = sort_arguments(args, {}, strategy.replica_mesh).arrays
-    text = function._last[strategy].lower(arrays).as_text()
+    text = last_programs(function)[strategy].lower(arrays).as_text()
     return re.findall(r"all_reduce.*?\}\) : \(tensor<(?:\d+x)*(\w+)>\)", text, re.S)
 
 

@@ -230,11 +230,6 @@ class Function:
                     "positional argument(s), counted from 0."
                 )
 
-    @property
-    def _last(self) -> _Last:
-        """The last programs under the settings that modules have now."""
-        return self._recent[settings.token]
-
     def __repr__(self) -> str:
         return f"<mx.function {getattr(self.fn, '__qualname__', self.fn)}>"
 
