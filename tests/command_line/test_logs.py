@@ -106,6 +106,27 @@ def test_as_many_logs_are_kept_as_are_said(tmp_path: Path) -> None:
     assert all(path.stat().st_size <= 1100 for path in tmp_path.iterdir())
 
 
+def test_a_line_that_comes_in_pieces_stays_in_one_log(tmp_path: Path) -> None:
+    output = Output(str(tmp_path / "log"), 1000)
+    for k in range(60):
+        for piece in (f"line {k:04}", " ", "x" * 89, "\n"):
+            os.write(output.end, piece.encode())
+            assert output.pump()
+    logs = [path.read_text() for path in tmp_path.iterdir()]
+    assert len(logs) == 4
+    assert all(text.startswith("line") and text.endswith("\n") for text in logs)
+
+
+def test_a_line_without_end_is_rotated_too(tmp_path: Path) -> None:
+    output = Output(str(tmp_path / "log"), 1000)
+    for k in range(100):
+        os.write(output.end, f"{k:04}{'x' * 95}\r".encode())
+        assert output.pump()
+    assert len(list(tmp_path.iterdir())) == 4
+    assert all(path.stat().st_size <= 2200 for path in tmp_path.iterdir())
+    assert (tmp_path / "log").read_bytes().endswith(b"0099" + b"x" * 95 + b"\r")
+
+
 def test_by_default_logs_are_in_the_state_directory(
     launcher: Launcher, temporary: Path
 ) -> None:

@@ -54,6 +54,7 @@ class Output:
         os.set_blocking(self.descriptor, False)
         self._path, self._most_bytes = path, most_bytes
         self._log: int | None = None
+        self._is_in_line = False
         self._lost = 0
         self.problem = ""
 
@@ -72,20 +73,37 @@ class Output:
 
     def _keep(self, chunk: bytes) -> None:
         try:
-            if self._log and os.fstat(self._log).st_size > self._most_bytes:
-                self._rotate()  # not after writing: the newest log is always there
-            if self._log is None:
-                flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-                self._log = os.open(self._path, flags, 0o666)
-            if self._lost:
-                lost = f"\n=== {self._lost} bytes could not be written here ===\n"
-                os.write(self._log, lost.encode())
-                self._lost = 0
-            while chunk:
-                chunk = chunk[os.write(self._log, chunk) :]
+            length = os.fstat(self._log).st_size if self._log else 0
+            if length > self._most_bytes:
+                end = self._end_of_line(chunk, length)
+                self._append(chunk[:end])
+                chunk = chunk[end:]
+                if chunk:
+                    self._rotate()  # not earlier: the newest log is always there
+            self._append(chunk)
         except OSError as error:
             self._lost += len(chunk)
             self.problem = self.problem or error.strerror or str(error)
+
+    def _end_of_line(self, chunk: bytes, length: int) -> int:
+        """How much of `chunk` belongs to the line that was begun, unless that never ends."""
+        if not self._is_in_line:
+            return 0
+        end = chunk.find(b"\n") + 1
+        return len(chunk) if not end and length <= 2 * self._most_bytes else end
+
+    def _append(self, chunk: bytes) -> None:
+        if self._log is None:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+            self._log = os.open(self._path, flags, 0o666)
+        if self._lost:
+            lost = f"\n=== {self._lost} bytes could not be written here ===\n"
+            os.write(self._log, lost.encode())
+            self._lost = 0
+        if chunk:
+            self._is_in_line = not chunk.endswith(b"\n")
+        while chunk:
+            chunk = chunk[os.write(self._log, chunk) :]
 
     def _rotate(self) -> None:
         assert self._log is not None
