@@ -180,27 +180,32 @@ def test_a_train_step_of_ones_own_in_a_model_that_builds_itself_late():
     assert farthest(*found) < 1e-6
 
 
-def test_batches_go_from_the_host_straight_to_all_devices(monkeypatch):
-    """Where there are accelerators Keras puts each batch on the first one."""
-    model = made_in(mirrored(2), usual_model)
+def test_batches_are_on_all_devices_before_their_step_begins(monkeypatch):
+    """Where there are accelerators Keras puts each batch on the first one, a step ahead."""
+    strategy = mirrored(2)
+    model = made_in(strategy, usual_model)
     x, y = data(7, "float32")
-    kinds = set()
+    seen = []
     placed = Step.placed
 
     def spy(self, batch):
-        kinds.update(map(type, jax.tree.leaves(batch)))
+        leaves = jax.tree.leaves(batch)
+        seen.append({getattr(x, "sharding", type(x)) for x in leaves})
         return placed(self, batch)
 
     monkeypatch.setattr(Step, "placed", spy)
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    model.fit(x, y, batch_size=4, verbose=0)
+    model.fit(x, y, batch_size=4, shuffle=False, verbose=0)
     model.evaluate(x, y, batch_size=4, verbose=0)
     model.predict(x, batch_size=4, verbose=0)
     model.train_on_batch(x, y)
-    assert kinds == {np.ndarray}
+    ahead, waiting = {strategy.replica_mesh.split}, {np.ndarray}
+    assert seen == [ahead, waiting] * 3 + [waiting]
 
 
-def test_run_eagerly():
+def test_run_eagerly(monkeypatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")  # puts batches ahead
+
     def make():
         model = usual_model()
         model.compile("sgd", "mse", run_eagerly=True)

@@ -162,16 +162,33 @@ def _eager_step(fn: _Original) -> _Original:
     sums over rows: several times as slow.
     """
 
+    first = context.current().strategy.replica_mesh.local_devices[0]
+
     def step(state: Any, data: Any) -> Any:
         with doing(in_step=True):
-            return fn(state, jax.tree.map(jax.device_put, data))
+            return fn(state, jax.device_put(data, first))
 
     return step
 
 
 def _distribute_data(original: _Original, data: Any, layouts: Any = None) -> Any:
-    """Leaves a batch on the host, from where a step puts it straight on all devices."""
-    return original(data, layouts) if context.is_default() else data
+    """Puts a batch on all devices, where Keras does it for the next one while a step runs.
+
+    One that does not divide, or is for several workers, waits on the host for its step.
+    """
+    if context.is_default():
+        return original(data, layouts)
+    mesh = context.current().strategy.replica_mesh
+    if mesh.spans_workers:
+        return data
+
+    def place(leaf: Any) -> Any:
+        is_numeric = isinstance(leaf, np.ndarray) and leaf.dtype.kind in "biufc"
+        if not is_numeric or not leaf.ndim or not len(leaf) or len(leaf) % mesh.size:
+            return leaf
+        return jax.device_put(leaf, mesh.split)
+
+    return jax.tree.map(place, data)
 
 
 def _jit(original: _Original, fn: _Original, **options: Any) -> Any:
