@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+import threading
 from typing import Any
 
 import jax
@@ -25,6 +28,7 @@ from .nnx_models import (
     X,
     Y,
     assert_close,
+    on_replicas,
     one_device,
     step,
 )
@@ -209,3 +213,56 @@ def test_a_module_made_in_a_replica_and_returned(two_cpus: Any) -> None:
         ValueError, match=r"nnx\.Param 'Linear\.kernel'.*Return the value"
     ):
         made(X)
+
+
+@pytest.mark.slow
+def test_by_closure_and_as_argument_in_turn(two_cpus: Any) -> None:
+    with two_cpus.scope():
+        training = Training()
+    data = [per_replica(two_cpus, a[:4], a[4:]) for a in (X, Y)]
+    compiled = mx.function(step)
+    closing = mx.function(lambda x, y: step(*training.objects, x, y))
+    for _ in range(2):
+        two_cpus.run(closing, data)
+        two_cpus.run(compiled, (*training.objects, *data))
+    assert_close(training.weights(), one_device(4).weights())
+
+
+@pytest.mark.slow
+def test_two_strategies_in_two_threads(two_cpus: Any) -> None:
+    strategies = [two_cpus, mx.MirroredStrategy(["CPU:2", "CPU:3"])]
+    found: dict[int, Any] = {}
+
+    def train(k: int) -> None:
+        found[k] = on_replicas(strategies[k], 4, "compiled", "arguments").weights()
+
+    threads = [threading.Thread(target=train, args=(k,)) for k in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for k in range(2):
+        assert_close(found[k], one_device(4).weights())
+
+
+@pytest.mark.parametrize(
+    "duplicate",
+    [copy.deepcopy, nnx.clone, lambda model: pickle.loads(pickle.dumps(model))],
+    ids=["deepcopy", "clone", "pickle"],
+)
+def test_copies_are_plain_models(duplicate: Any, two_cpus: Any) -> None:
+    with two_cpus.scope():
+        training = Training()
+        copied = duplicate(training.model)
+    before = training.weights()
+    copied.last.bias[...] += 1.0
+    assert_close(training.weights(), before)
+
+    def double() -> None:
+        copied.last.bias[...] *= 2
+
+    with pytest.raises(ValueError, match=r"Linear\.bias.*strategy\.replicate"):
+        two_cpus.run(double)
+    copied = two_cpus.replicate(copied)
+    two_cpus.run(double)
+    np.testing.assert_allclose(copied.last.bias[...], before["last/bias"] * 2 + 2)
