@@ -443,3 +443,16 @@ def test_a_complex_tree_of_arguments_arrives_as_it_was():
         return tree["a"][0] + tree["a"][1][0] + tree["b"]
 
     assert parts(strategy, strategy.run(f, (given,))) == [[3.0, 3.0], [4.0, 4.0]]
+
+
+def test_options_for_what_is_compiled_already():
+    @mx.function
+    def fn(x, mode):
+        return x + 1 if mode == "add" else x * 2
+
+    assert mx.function(fn) is fn
+    other = mx.function(fn, donate_argnums=0, static_argnames="mode")
+    x = jnp.ones(4)
+    np.testing.assert_array_equal(other(x, "add"), 2 * np.ones(4))
+    assert x.is_deleted()
+    np.testing.assert_array_equal(fn(jnp.ones(4), mode="double"), 2 * np.ones(4))

@@ -149,7 +149,7 @@ def function(
     options = donate_argnums, static_argnames, input_signature
     if fn is None:
         return lambda fn: Function(fn, *options)
-    is_made = isinstance(fn, Function) and input_signature is None
+    is_made = isinstance(fn, Function) and options == ((), (), None)
     return fn if is_made else Function(fn, *options)
 
 
