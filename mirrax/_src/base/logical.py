@@ -33,6 +33,7 @@ class Pool:
     """What is known of the pool."""
 
     is_small = False
+    enough_for = 1  # so many devices, as far as is known
     launches = 0  # where it is small
     workers_here = 1  # that share this machine's cores; set before JAX starts
 
@@ -71,10 +72,12 @@ def requested_cpu_devices() -> int:
 def check_pool(devices: Sequence[Device]) -> None:
     """Warns where the pool is too small for programs on `devices`, and makes steps wait."""
     count = sum(device.platform == "cpu" for device in devices)
-    if count < 2 or Pool.is_small:
+    if count <= Pool.enough_for or Pool.is_small:
         return
     size = _pool_size()
-    if size is None or size >= 2 * count:
+    if size is not None:
+        Pool.enough_for = size // 2
+    if size is None or count <= Pool.enough_for:
         return
     Pool.is_small = True
     set_by_user = next((name for name in _POOL_VARIABLES if name in os.environ), None)
