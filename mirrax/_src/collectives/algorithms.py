@@ -22,7 +22,12 @@ from mirrax._src.base.sparse import IndexedSlices
 from mirrax._src.collectives.destinations import Destinations, mesh_of, place
 from mirrax._src.collectives.ops import CrossDeviceOps
 from mirrax._src.collectives.options import CommunicationOptions
-from mirrax._src.collectives.packing import BETWEEN_WORKERS, PackLimits, reduce_packed
+from mirrax._src.collectives.packing import (
+    BETWEEN_TWO,
+    BETWEEN_WORKERS,
+    PackLimits,
+    reduce_packed,
+)
 from mirrax._src.collectives.programs import declare_equal, reduce_sparse, run_on_parts
 
 # A ring sends less than twice an array; a gather all others' arrays to each replica.
@@ -96,7 +101,10 @@ class _ProgramOps(CrossDeviceOps):
             return PackLimits(size, size, num_arrays, mesh.spans_workers)
         if self.num_packs > 1:
             return PackLimits(pack_arrays=math.ceil(num_arrays / self.num_packs))
-        return BETWEEN_WORKERS if mesh.spans_workers else PackLimits()
+        if not mesh.spans_workers:
+            return PackLimits()
+        is_pair = mesh.size == 2 and mesh.devices[0].platform == "cpu"
+        return BETWEEN_TWO if is_pair else BETWEEN_WORKERS
 
     def _may_wait(self, options: CommunicationOptions) -> bool:
         """Whether sums may travel with others of the same program, packed as measured best."""
