@@ -102,6 +102,11 @@ class Mode(enum.Enum):
         return self in (Mode.REPLICAS, Mode.UNEVEN)
 
     @property
+    def is_whole(self) -> bool:
+        """Whether all that replicas do together in a step is seen, and can be merged."""
+        return self in (Mode.CALL, Mode.REPLICAS, Mode.UNEVEN)
+
+    @property
     def is_traced(self) -> bool:
         """Whether a program comes out; else code runs operation by operation."""
         return self is not Mode.EAGER

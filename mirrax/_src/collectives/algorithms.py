@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from mirrax._src.base import context
 from mirrax._src.base.devices import DeviceLike, device_name, resolve_devices
 from mirrax._src.base.errors import warn_user
 from mirrax._src.base.mesh import AXIS_NAME, ReplicaMesh
@@ -21,7 +22,12 @@ from mirrax._src.base.sparse import IndexedSlices
 from mirrax._src.collectives.destinations import Destinations, mesh_of, place
 from mirrax._src.collectives.ops import CrossDeviceOps
 from mirrax._src.collectives.options import CommunicationOptions
-from mirrax._src.collectives.packing import BETWEEN_WORKERS, PackLimits, reduce_packed
+from mirrax._src.collectives.packing import (
+    BETWEEN_TWO,
+    BETWEEN_WORKERS,
+    PackLimits,
+    reduce_packed,
+)
 from mirrax._src.collectives.programs import declare_equal, reduce_sparse, run_on_parts
 
 # A ring sends less than twice an array; a gather all others' arrays to each replica.
@@ -68,7 +74,11 @@ class _ProgramOps(CrossDeviceOps):
         placed = iter(())
         if dense:
             mesh = mesh_of(*dense[0])
-            program = ReduceProgram(self, reduce_op, options, mesh)
+            frame = context.current().frame
+            later = (
+                self._may_wait(options) and frame is not None and frame.mode.is_whole
+            )
+            program = ReduceProgram(self, reduce_op, options, mesh, later)
             reduced = run_on_parts(program, mesh, [v for v, _ in dense])
             placed = (place(r, mesh, d) for r, (_, d) in zip(reduced, dense))
         return [
@@ -91,13 +101,24 @@ class _ProgramOps(CrossDeviceOps):
             return PackLimits(size, size, num_arrays, mesh.spans_workers)
         if self.num_packs > 1:
             return PackLimits(pack_arrays=math.ceil(num_arrays / self.num_packs))
-        return BETWEEN_WORKERS if mesh.spans_workers else PackLimits()
+        if not mesh.spans_workers:
+            return PackLimits()
+        is_pair = mesh.size == 2 and mesh.devices[0].platform == "cpu"
+        return BETWEEN_TWO if is_pair else BETWEEN_WORKERS
+
+    def _may_wait(self, options: CommunicationOptions) -> bool:
+        """Whether sums may travel with others of the same program, packed as measured best."""
+        is_ours = type(self).reduce_in_program is _ProgramOps.reduce_in_program
+        is_default = self.limits is None and self.num_packs == 1
+        return is_ours and is_default and not options.bytes_per_pack
 
     def reduce_in_program(self, array: jax.Array, mesh: ReplicaMesh) -> jax.Array:
         """The sum of all replicas' `array`, computed inside the replicas' program."""
         if _is_gathered(array, mesh):
             return declare_equal(_add_all(lax.all_gather(array, AXIS_NAME)))
-        return lax.psum(array, AXIS_NAME)
+        # In a group, so that it is not merged with other sums (engines/merging.py).
+        groups = [list(range(mesh.size))]
+        return lax.psum(array, AXIS_NAME, axis_index_groups=groups)
 
     # Equal algorithms share their compiled programs.
     def __eq__(self, other: object) -> bool:
@@ -118,6 +139,7 @@ class ReduceProgram:
     op: ReduceOp
     options: CommunicationOptions
     mesh: ReplicaMesh
+    is_packed_later: bool = False  # with the other sums of the program it is a part of
 
     def __call__(self, arrays: list[jax.Array]) -> list[jax.Array]:
         def reduce(array: jax.Array) -> jax.Array:
@@ -125,11 +147,22 @@ class ReduceProgram:
                 raise TypeError(
                     "Booleans cannot be summed; convert them first: `value.astype(int)`."
                 )
-            total = self.ops.reduce_in_program(array, self.mesh)
+            if self.is_packed_later:
+                total = lax.psum(array, AXIS_NAME)
+            else:
+                total = self.ops.reduce_in_program(array, self.mesh)
             return total / self.mesh.size if self.op is ReduceOp.MEAN else total
 
+        if self.is_packed_later:
+            return list(map(reduce, arrays))
         limits = self.ops.pack_limits(len(arrays), self.options, self.mesh)
         return reduce_packed(arrays, limits, reduce)
+
+
+def sum_together(arrays: list[jax.Array], mesh: ReplicaMesh) -> list[jax.Array]:
+    """The sums of all replicas' `arrays`, packed as measured best, inside their program."""
+    ops, options = NcclAllReduce(), CommunicationOptions()
+    return ReduceProgram(ops, ReduceOp.SUM, options, mesh)(arrays)
 
 
 def _is_gathered(array: jax.Array, mesh: ReplicaMesh) -> bool:

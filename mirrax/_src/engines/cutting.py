@@ -25,13 +25,14 @@ from mirrax._src.base.jax_compat import (
     make_jaxpr,
     sub_program,
 )
-from mirrax._src.base.mesh import AXIS_NAME
+from mirrax._src.base.mesh import AXIS_NAME, ReplicaMesh
 from mirrax._src.engines.jaxprs import (
     eval_inlined,
     is_collective,
     is_marked_equal,
     variables_of,
 )
+from mirrax._src.engines.merging import eval_replica
 from mirrax._src.engines.traced import Trace
 
 _LARGE_BYTES = 64 * 1024
@@ -42,6 +43,7 @@ class Stage:
     """Some equations of a replica's program, as a program of their own."""
 
     program: Any
+    mesh: ReplicaMesh
     __name__ = "an uneven step"  # for messages
 
     @functools.cached_property
@@ -55,7 +57,7 @@ class Stage:
 
     def __call__(self, arrays: list[Any]) -> list[Any]:
         """An exchange as one replica does it; a scalar gets an axis to be split on."""
-        outs = eval_jaxpr(self.program, (), *arrays)
+        outs = eval_replica(self.program, (), arrays, self.mesh)
         return [x if x.ndim else x[None] for x in outs]
 
 
@@ -122,10 +124,10 @@ def cut_trace(trace: Trace) -> Cut:
     assert trace.mesh is not None
     axis = (AXIS_NAME, trace.mesh.size)
     closed, _ = make_jaxpr(flat, axis, (np.int32(0), *trace.closed.in_avals))
-    return Cut(trace, closed.jaxpr, closed.consts, _stages(closed.jaxpr))
+    return Cut(trace, closed.jaxpr, closed.consts, _stages(closed.jaxpr, trace.mesh))
 
 
-def _stages(jaxpr: Jaxpr) -> list[Stage]:
+def _stages(jaxpr: Jaxpr, mesh: ReplicaMesh) -> list[Stage]:
     """The equations that an output or an effect needs, each as late as it can be."""
     # Counted from the end, where even stages compute and odd ones exchange.
     needed = dict.fromkeys(variables_of(jaxpr.outvars), 0)
@@ -146,7 +148,7 @@ def _stages(jaxpr: Jaxpr) -> list[Stage]:
         inputs = [var for var in read if var not in made]
         outputs = [var for var in made if is_exchange or var in used]
         used.update(inputs)
-        stages.append(Stage(sub_program(jaxpr, eqns, inputs, outputs)))
+        stages.append(Stage(sub_program(jaxpr, eqns, inputs, outputs), mesh))
     return stages[::-1]
 
 

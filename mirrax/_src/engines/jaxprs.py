@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
+import jax.numpy as jnp
 from jax import lax
 
 from mirrax._src.base.errors import RunEagerly
@@ -45,6 +46,21 @@ def is_collective(eqn: Any) -> bool:
     return (name in _COMBINING or name in _SEPARATING) and AXIS_NAME in _axes(eqn)
 
 
+def sums_over_replicas(eqn: Any) -> bool:
+    """Whether `eqn` sums numbers over all replicas, and does nothing else."""
+    if eqn.primitive.name != "psum" or _axes(eqn) != (AXIS_NAME,):
+        return False
+    # Sums in groups, also in one of all replicas, travel as whoever asked for them says.
+    dtypes = [atom.aval.dtype for atom in eqn.invars]
+    is_whole = eqn.params.get("axis_index_groups") is None
+    return is_whole and all(jnp.issubdtype(dtype, jnp.number) for dtype in dtypes)
+
+
+def has_side_effects(eqn: Any) -> bool:
+    """Whether `eqn` does something that others see: a callback, say."""
+    return any(type(effect).__name__ != "NamedAxisEffect" for effect in eqn.effects)
+
+
 def is_marked_equal(eqn: Any) -> bool:
     """Whether `eqn` says that its result is the same on all replicas."""
     return eqn.params.get("name") == EQUALITY_MARK
@@ -57,7 +73,7 @@ def variables_of(atoms: Iterable[Any]) -> list[Any]:
 
 def convolves(jaxpr: Jaxpr) -> bool:
     """Whether there is a convolution in `jaxpr`, at any depth."""
-    every = (inner for eqn in jaxpr.eqns for inner in _within(eqn))
+    every = (inner for eqn in jaxpr.eqns for inner in within(eqn))
     return any(eqn.primitive is lax.conv_general_dilated_p for eqn in every)
 
 
@@ -67,7 +83,7 @@ def has_empty(jaxpr: Jaxpr) -> bool:
     def is_empty(atom: Any) -> bool:
         return 0 in getattr(atom.aval, "shape", ())
 
-    every = [e for eqn in jaxpr.eqns for e in _within(eqn)]
+    every = [e for eqn in jaxpr.eqns for e in within(eqn)]
     used = [atom for eqn in every for atom in (*eqn.invars, *eqn.outvars)]
     return any(map(is_empty, [*jaxpr.invars, *used]))
 
@@ -77,12 +93,12 @@ def _axes(eqn: Any) -> tuple[Any, ...]:
     return tuple(axes) if isinstance(axes, tuple | list) else (axes,)
 
 
-def _within(eqn: Any) -> Iterator[Any]:
+def within(eqn: Any) -> Iterator[Any]:
     """`eqn` and all equations in it: in bodies of loops, branches, calls."""
     yield eqn
     for program in _programs(eqn):
-        for inner in _open(program).eqns:
-            yield from _within(inner)
+        for inner in open_program(program).eqns:
+            yield from within(inner)
 
 
 def _programs(eqn: Any) -> Iterator[Any]:
@@ -93,12 +109,12 @@ def _programs(eqn: Any) -> Iterator[Any]:
                 yield item
 
 
-def _called(eqn: Any) -> Any:
+def called(eqn: Any) -> Any:
     """The program that `eqn` only calls, closed or not; None if it does more."""
     return next(_programs(eqn), None) if eqn.primitive.name in _CALLS else None
 
 
-def _open(program: Any) -> Jaxpr:
+def open_program(program: Any) -> Jaxpr:
     """A program inside an equation; JAX 0.11 no longer wraps it."""
     return getattr(program, "jaxpr", program)
 
@@ -126,28 +142,28 @@ def _invariant_results(eqn: Any, ins: list[bool]) -> list[bool]:
     name = eqn.primitive.name
     count = len(eqn.outvars)
     if is_collective(eqn):
-        is_whole = eqn.params.get("axis_index_groups") is None
+        is_whole = len(eqn.params.get("axis_index_groups") or [()]) == 1
         return [name in _COMBINING and is_whole] * count
     if name == "optimization_barrier":
         return ins
     if is_marked_equal(eqn):
         return [True] * count
     if name == "cond" and ins[0]:
-        programs = map(_open, eqn.params["branches"])
+        programs = map(open_program, eqn.params["branches"])
         branches = [invariant_outputs(program, ins[1:]) for program in programs]
         return [all(same) for same in zip(*branches)]
     if name == "scan":
         return _invariant_scan(eqn, ins)
     if name == "while":
         return _invariant_while(eqn, ins)
-    inner = _called(eqn)
-    if inner is not None and len(_open(inner).invars) == len(ins):
-        return invariant_outputs(_open(inner), ins)
-    return [all(ins) and not any(map(_separates, _within(eqn)))] * count
+    inner = called(eqn)
+    if inner is not None and len(open_program(inner).invars) == len(ins):
+        return invariant_outputs(open_program(inner), ins)
+    return [all(ins) and not any(map(_separates, within(eqn)))] * count
 
 
 def _invariant_scan(eqn: Any, ins: list[bool]) -> list[bool]:
-    body: Any = _open(eqn.params["jaxpr"])
+    body: Any = open_program(eqn.params["jaxpr"])
     # Constants, the carry, what is scanned over: that has an axis more than in the body.
     scanned = sum(a.aval.ndim > b.aval.ndim for a, b in zip(eqn.invars, body.invars))
     count = sum(a.aval.ndim == b.aval.ndim for a, b in zip(eqn.outvars, body.outvars))
@@ -160,9 +176,13 @@ def _invariant_while(eqn: Any, ins: list[bool]) -> list[bool]:
     params = eqn.params
     first = params["cond_nconsts"]
     end = first + params["body_nconsts"]
-    carry = _invariant_turns(_open(params["body_jaxpr"]), ins[first:end], ins[end:])
+    carry = _invariant_turns(
+        open_program(params["body_jaxpr"]), ins[first:end], ins[end:]
+    )
     # Replicas that leave the loop at different times have nothing in common.
-    tests = invariant_outputs(_open(params["cond_jaxpr"]), [*ins[:first], *carry])
+    tests = invariant_outputs(
+        open_program(params["cond_jaxpr"]), [*ins[:first], *carry]
+    )
     return carry if all(tests) else [False] * len(carry)
 
 
@@ -233,14 +253,14 @@ def eval_inlined(
             values = lax.optimization_barrier([read(atom) for atom in eqn.invars])
             result = eqn.primitive.bind(*values, **eqn.params)
             outs = result if eqn.primitive.multiple_results else [result]
-        elif not any(map(is_collective, _within(eqn))):
+        elif not any(map(is_collective, within(eqn))):
             given = variables_of(eqn.invars)
             program = sub_program(jaxpr, [eqn], given, eqn.outvars)
             outs = eval_jaxpr(program, (), *map(read, given))
-        elif (inner := _called(eqn)) is not None:
+        elif (inner := called(eqn)) is not None:
             closed_over = getattr(inner, "consts", ())
             values = list(map(read, eqn.invars))
-            outs = eval_inlined(_open(inner), closed_over, values, replica_id)
+            outs = eval_inlined(open_program(inner), closed_over, values, replica_id)
         else:
             raise RunEagerly("replicas communicate inside a loop or a branch")
         env.update(zip(eqn.outvars, outs))

@@ -114,7 +114,10 @@ def run_in_trace(
     known = strategy, fn, call.signature, call.avals_of_part(mesh)
     traced = trace_replica(*known, is_update=is_update, parent=parent)
     values = [_array_in(v, parent, mesh) for v in traced.reads]
-    results, written = traced.apply(values, call.arrays, traced.closed.consts)
+    # `jax.jit` alone has nobody who would merge the sums of its `run`s.
+    is_part = parent is not None and parent.mode is Mode.CALL
+    consts = traced.closed.consts
+    results, written = traced.apply(values, call.arrays, consts, is_part)
     for (variable, layout), array in zip(traced.writes.items(), written):
         if parent is None:
             raise RuntimeError(

@@ -20,6 +20,7 @@ from mirrax._src.base.mesh import Layout, ReplicaMesh
 from mirrax._src.base.values import Mirrored, PerReplica, PyTree, first_copy
 from mirrax._src.engines.arguments import Signature
 from mirrax._src.engines.jaxprs import handed_on
+from mirrax._src.engines.merging import eval_call, eval_replica
 from mirrax._src.state.variable import Variable
 
 
@@ -81,18 +82,33 @@ class Trace:
         return len(self.out_layouts)
 
     def apply(
-        self, values: Sequence[jax.Array], arrays: Sequence[Any], consts: Sequence[Any]
+        self,
+        values: Sequence[jax.Array],
+        arrays: Sequence[Any],
+        consts: Sequence[Any],
+        is_part: bool = False,
     ) -> tuple[list[jax.Array], list[jax.Array]]:
         """From the arrays of what is read and of the arguments to those of the result, and
-        the new ones of what is written."""
+        the new ones of what is written.
+
+        If it `is_part` of a larger program, its sums wait for that one's.
+        """
+        given = list(consts), [*values, *arrays], not is_part
         run = self._on_all_devices if self.is_replicas else self._evaluate
-        outs = run(list(consts), [*values, *arrays])
+        outs = run(*given)
         return outs[: self.num_results], outs[self.num_results :]
 
-    def _evaluate(self, consts: list[Any], inputs: Sequence[Any]) -> list[jax.Array]:
-        return eval_jaxpr(self.closed.jaxpr, consts, *inputs)
+    def _evaluate(
+        self, consts: list[Any], inputs: Sequence[Any], is_merged: bool
+    ) -> list[jax.Array]:
+        if not is_merged or self.mesh is None or self.mesh.size == 1:
+            return eval_jaxpr(self.closed.jaxpr, consts, *inputs)
+        evaluate = eval_replica if self.is_replicas else eval_call
+        return evaluate(self.closed.jaxpr, consts, inputs, self.mesh)
 
-    def _on_all_devices(self, consts: list[Any], inputs: list[Any]) -> list[jax.Array]:
+    def _on_all_devices(
+        self, consts: list[Any], inputs: list[Any], is_merged: bool
+    ) -> list[jax.Array]:
         mesh = self.mesh
         assert mesh is not None
         ins = [*self.reads.values(), *self.signature.layouts()]
@@ -100,7 +116,7 @@ class Trace:
 
         def body(consts: list[Any], inputs: list[Any]) -> list[jax.Array]:
             own = [x[0] if mesh.has_row(k) else x for x, k in zip(inputs, ins)]
-            results = self._evaluate(consts, own)
+            results = self._evaluate(consts, own, is_merged)
             return [x[None] if mesh.has_row(k) else x for x, k in zip(results, outs)]
 
         return jax.shard_map(

@@ -185,9 +185,9 @@ class LeafReduction:
                 )
 
     def _check_equal_shapes(self, value: PerReplica) -> None:
-        parts, mesh = value.values, self.strategy.replica_mesh
         if value.array is not None:
             return
+        parts, mesh = value.values, self.strategy.replica_mesh
         if not all(map(is_numeric, parts)):
             if any(isinstance(part, IndexedSlices) for part in parts):
                 return
