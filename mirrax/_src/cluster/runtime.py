@@ -182,9 +182,14 @@ class Cluster:
                     "same steps with the same shapes and dtypes."
                 )
 
-    def announce_written(self, count: int) -> None:
-        """Tells the others how many checkpoints this worker has written."""
+    def announce_written(self, count: int, path: str | None) -> None:
+        """Tells the others how many checkpoints this worker has written, and the last one.
+
+        `path` is None if it could not be written.
+        """
         self._roster.announce(_WRITTEN, count)
+        if path is not None:
+            self._roster.tell_saved(path)
 
     def wait_until_written(self, count: int) -> None:
         """Waits until the first worker has written so many checkpoints."""

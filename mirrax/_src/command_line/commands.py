@@ -10,6 +10,7 @@ import click
 
 import mirrax
 from mirrax._src.command_line import run as running
+from mirrax._src.command_line.top import top
 
 
 class _Sizes(click.ParamType):
@@ -168,3 +169,6 @@ def info(devices: int | None, workers: int | None, as_json: bool) -> None:
         click.echo(json.dumps(content, indent=2))
     else:
         tables.show(content)
+
+
+commands.add_command(top)

@@ -15,6 +15,7 @@ from pathlib import Path
 from mirrax._src.cluster.local_cluster import PREEMPTED, LocalCluster
 from mirrax._src.command_line import exits, gpus
 from mirrax._src.command_line.attempt import Attempt
+from mirrax._src.command_line.jobs import Job, announced, is_running, state_directory
 from mirrax._src.command_line.screen import Screen
 from mirrax._src.command_line.stopping import StopSignals
 from mirrax._src.command_line.verdict import Verdict, judge
@@ -134,12 +135,18 @@ class _Launcher:
                 options.grace_after_signal,
             )
             try:
-                cases = watching.watch()
+                with announced(self._job(cluster)):
+                    cases = watching.watch()
             except RuntimeError as error:
                 self.has_failed = True
                 raise LaunchError(str(error)) from None
         self._screen.drain()
         return judge(cases)
+
+    def _job(self, cluster: LocalCluster) -> Job:
+        command = " ".join(self._options.command[1:])
+        logs = str(self._directory)
+        return Job(cluster.address, cluster.secret, command, logs, os.getpid())
 
     def _begin_logs(self, attempt: int) -> None:
         """A line between what earlier attempts or runs have left in a log, and this one."""
@@ -237,24 +244,14 @@ def _make_directory(given: Path | None) -> Path:
 
 def _default_directory() -> Path:
     """A new directory in the user's state directory, else a temporary one."""
-    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-    runs = Path(state, "mirrax", "runs")
-    directory = runs / f"{time.strftime('%Y-%m-%d-%H-%M-%S')}-{os.getpid()}"
+    name = f"{time.strftime('%Y-%m-%d-%H-%M-%S')}-{os.getpid()}"
     try:
+        runs = state_directory() / "runs"
+        directory = runs / name
         directory.mkdir(parents=True)
     except (OSError, RuntimeError):
         return Path(tempfile.mkdtemp(prefix="mirrax-run-"))
     for old in sorted(runs.iterdir())[:-_KEPT_RUNS]:
-        if not _is_running(old.name.rpartition("-")[2]):
+        if not is_running(old.name.rpartition("-")[2]):
             shutil.rmtree(old, ignore_errors=True)
     return directory
-
-
-def _is_running(pid: str) -> bool:
-    try:
-        os.kill(int(pid), 0)
-    except (ProcessLookupError, ValueError):
-        return False
-    except PermissionError:
-        pass
-    return True

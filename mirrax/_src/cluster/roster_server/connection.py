@@ -7,6 +7,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from .proving import LONGEST_LINE, VERSION, is_proof, new_challenge, proof_of
+from .showing import picture_of
 
 if TYPE_CHECKING:
     from .server import Roster
@@ -122,12 +123,15 @@ class Connection(asyncio.BufferedProtocol):
                 self._roster.hear(self.worker, kind, content)
             elif kind == "prove" and self._challenge is not None:
                 self._check(content)
-            elif kind == "hello" and (
-                not self._door.secret or self._proved is not None
-            ):
+            elif self._door.secret and self._proved is None:
+                self._send_away("It has to prove that it knows the job's secret first.")
+            elif kind == "look":
+                self.tell("job", picture_of(self._roster))
+                self.close()
+            elif kind == "hello":
                 self._join(content)
             else:
-                self._send_away("It has to prove that it knows the job's secret first.")
+                self._send_away("It has to say hello first.")
         except (json.JSONDecodeError, UnicodeDecodeError):
             self._refuse_line("that is not JSON")
         except Exception:  # nobody of ours, or out of turn
