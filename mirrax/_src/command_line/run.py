@@ -88,6 +88,7 @@ class _Launcher:
         self._options, self._directory = options, directory
         self._stop, self._screen = stop, screen
         self._size = options.maximum
+        self._failed_before: set[int] = set()
         self._soon_failures: list[str] = []
         self.has_failed = False
 
@@ -173,11 +174,12 @@ class _Launcher:
 
     def _prepare_restart(self, number: int, verdict: Verdict) -> None:
         assert verdict.first is not None
-        before, self._size = self._size, self._next_size(verdict)
+        lost = self._given_up(verdict)
+        before, self._size = self._size, self._size - len(lost)
         pause = _pause(len(self._soon_failures))
         size = f"{self._size} workers" if self._size != 1 else "1 worker"
-        if self._size < before:
-            size += f" instead of {before}, for want of those that failed"
+        if lost:
+            size += f" instead of {before} ({_names(lost)} failed twice in a row)"
         elif self._options.minimum < self._options.maximum:
             size += " as before"
         when = f" in {pause:g} s" if pause else ""
@@ -199,12 +201,18 @@ class _Launcher:
             text += " Every attempt failed in the same way, soon after its start."
         self._screen.say(text, "bold")
 
-    def _next_size(self, verdict: Verdict) -> int:
-        """Without the workers that failed; if all were preempted, nobody is gone."""
-        lost = len(verdict.blamed)
-        if verdict.is_preemption and lost == self._size:
-            lost = 0
-        return max(self._size - lost, self._options.minimum)
+    def _given_up(self, verdict: Verdict) -> list[int]:
+        """The workers to go on without: a restart did not help them, and enough others are left.
+
+        If all were preempted, nobody is gone.
+        """
+        failed = set(verdict.blamed)
+        if verdict.is_preemption and len(failed) == self._size:
+            failed = set()
+        lost = sorted(failed & self._failed_before)
+        lost = lost[: max(self._size - self._options.minimum, 0)]
+        self._failed_before = set() if lost else failed  # the others get new numbers
+        return lost
 
     def _end_after_signal(
         self, verdict: Verdict, started: float, oom_kills: int
@@ -223,6 +231,10 @@ class _Launcher:
             return PREEMPTED
         is_done = codes == {0} and len(left) == len(verdict.cases)
         return 0 if is_done else -number
+
+
+def _names(workers: list[int]) -> str:
+    return f"worker{'s' * (len(workers) > 1)} {', '.join(map(str, workers))}"
 
 
 def _pause(soon_failures: int) -> float:
