@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
+
+from mirrax._src.base.errors import users_line
 
 _WINDOW_SECONDS = 30.0
 
@@ -30,3 +33,14 @@ class Pace:
         """The share of the looks at which it computed, or waited for others."""
         found = [is_occupied for _, _, is_occupied in self._looks]
         return round(sum(found) / len(found), 3) if found else 0.0
+
+
+def describe_silence(seconds: float, used: float, heartbeat: float) -> str:
+    """What has kept this worker from reporting for so long, by the processor time it used."""
+    why = "the process was stopped, or the machine had no time or memory for it"
+    if used > seconds / 2:
+        why = f"one call has kept Python busy, at {users_line(threading.main_thread())}"
+    return (
+        f"could not report for {seconds:.0f} s, in which it used {used:.0f} s of processor "
+        f"time: {why}. After {heartbeat:g} s it counts as lost (`heartbeat`)."
+    )

@@ -16,7 +16,7 @@ from mirrax._src.base.errors import UnavailableError, users_line
 from mirrax._src.cluster import launches
 from mirrax._src.cluster.later import Later
 from mirrax._src.cluster.link import Link
-from mirrax._src.cluster.pace import Pace
+from mirrax._src.cluster.pace import Pace, describe_silence
 from mirrax._src.cluster.reporting import LOST_EXIT_CODE, write_report
 from mirrax._src.cluster.roster_server.describing import describe_worker
 from mirrax._src.cluster.vitals import Vitals
@@ -227,14 +227,16 @@ class Roster:
 
     def _beat(self) -> None:
         told_steps, told_at, looked = -1, 0.0, time.monotonic()
-        pause = len(self.names) / _MOST_STATUSES
+        pause, used = len(self.names) / _MOST_STATUSES, time.process_time()
         while not self._has_left:
             time.sleep(_LOOK_SECONDS)
-            now = time.monotonic()
-            if (
-                now - looked > _BEAT_SECONDS
-            ):  # this process, or the machine, was stopped
-                self._heard += now - looked
+            now, used_before, used = time.monotonic(), used, time.process_time()
+            slept = now - looked
+            if slept > _BEAT_SECONDS:  # this process, or the machine, was stopped
+                self._heard += slept
+            if slept > self._heartbeat / 2:
+                silence = describe_silence(slept, used - used_before, self._heartbeat)
+                say(f"{self._me()} {silence}")
             looked = now
             self._pace.look(now, self.steps, bool(self._waits_in()))
             is_news = self.steps != told_steps and now - told_at > pause
@@ -440,11 +442,16 @@ class Roster:
 
     # Leaving -------------------------------------------------------------------------
 
-    def tell_failed(self, reason: str, code: int) -> None:
-        """Tells the others why this worker is about to end, and sees to it that it does."""
+    def tell_failed(self, reason: str, code: int, line: str) -> None:
+        """Tells the others why this worker is about to end, and sees to it that it does.
+
+        `line` is where it failed; "" if that is nowhere in the user's code.
+        """
         if self._is_failing:
             return
         self._is_failing = True
+        # What it said last may be a second old, and many steps.
+        self._link.send("status", {**self._status(), "doing": line})
         self._link.send("failed", reason)
         self._later.call(_UNWINDING_SECONDS, lambda: self._end_failed(code))
 

@@ -19,7 +19,7 @@ from typing import Any
 import jax
 
 from mirrax._src.base import hooks, jax_compat, logical
-from mirrax._src.base.errors import UnavailableError
+from mirrax._src.base.errors import UnavailableError, line_of_error
 from mirrax._src.cluster.reporting import (
     LOST_EXIT_CODE,
     end_with_codes,
@@ -207,7 +207,8 @@ class Cluster:
         """Tells the others why this worker is about to end."""
         reason = f"{type(error).__name__}: {message_of(error)}"
         code = LOST_EXIT_CODE if is_of_lost_worker(error) else 1
-        self._roster.tell_failed(reason[:_LONGEST_REASON], code)
+        line = line_of_error(error)
+        self._roster.tell_failed(reason[:_LONGEST_REASON], code, line)
         self._has_told = True
 
     def leave(self) -> None:
