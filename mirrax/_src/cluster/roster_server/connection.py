@@ -23,6 +23,17 @@ def line_of(kind: str, content: Any) -> bytes:
     return json.dumps({kind: content}).encode() + b"\n"
 
 
+def _decode(text: str) -> Any:
+    """As `json.loads`, which takes half as long again for a short line."""
+    content, end = _decoder.raw_decode(text)
+    if end < len(text) and not text[end:].isspace():
+        raise json.JSONDecodeError("more than one value", text, end)
+    return content
+
+
+_decoder = json.JSONDecoder()
+
+
 class Door:
     """The connections that have not joined; there are never many, and none stays long.
 
@@ -118,7 +129,7 @@ class Connection(asyncio.BufferedProtocol):
         if len(line) > self._longest:
             return self._refuse_line(f"of more than {self._longest} bytes")
         try:
-            ((kind, content),) = json.loads(line.decode()).items()
+            ((kind, content),) = _decode(line.decode()).items()
             if self.worker is not None:
                 self._roster.hear(self.worker, kind, content)
             elif kind == "prove" and self._challenge is not None:

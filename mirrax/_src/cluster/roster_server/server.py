@@ -239,9 +239,9 @@ class Roster:
 
     def tell_agreed(self, name: str, values: list[Any]) -> None:
         """Tells all values; where all are the same, which they often are, only one."""
-        texts = [json.dumps(value) for value in values]
-        is_one = texts.count(texts[0]) == len(texts)
-        told = f'"same": {texts[0]}' if is_one else f'"values": [{", ".join(texts)}]'
+        first, every = json.dumps(values[0]), json.dumps(values)
+        is_one = every == f"[{', '.join([first] * len(values))}]"  # 1 is not 1.0
+        told = f'"same": {first}' if is_one else f'"values": {every}'
         line = f'{{"agreed": {{"name": {json.dumps(name)}, {told}}}}}\n'.encode()
         for member in self.members.values():
             member.connection.send(line)
