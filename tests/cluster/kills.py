@@ -63,7 +63,7 @@ def run_with_kills(
     launcher = start(directory, log, workers, steps, 100 + 10 * count, pause)
     try:
         kills = _kill(launcher, directory, count, random.Random(seed))
-        code = launcher.wait(LONGEST_RUN_SECONDS)
+        code = launcher.wait(LONGEST_RUN_SECONDS + steps / 10)
     except BaseException as error:
         left = {w.number: _state(w.pid) for w in workers_of(directory)}
         error.add_note(f"Workers: {left}.\n{tail(log)}")
