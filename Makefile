@@ -6,8 +6,8 @@
 # make quick     the tests to run all day
 # make thorough  random tests with three times as many examples
 # make bench     speed, side by side with hand-written JAX
-# make kills     kills the demo 20 times and workers 50 times: nothing may change
-# make soak      thousands of steps without waiting: nothing may hang
+# make kills     kills the demo 20 times and workers 150 times, strangers talk to a job: nothing may change
+# make soak      thousands of steps without waiting, half an hour with kills: nothing may hang or grow
 # Hundreds of processes import the same files: they compile them once.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -85,9 +85,12 @@ bench: install
 kills: install
 	MIRRAX_KILLS=20 $(PYTEST) tests/examples/test_demo.py -k killed --timeout 3000
 	$(BIN)/python tests/cluster/kills.py --kills 50
+	$(BIN)/python tests/cluster/kills.py --kills 100 --workers 4
+	MIRRAX_THOROUGH=1 $(PYTEST) tests/cluster/test_fuzz.py
 
 soak: install
 	$(BIN)/python benchmarks/soak.py
+	$(BIN)/python tests/cluster/soak.py --minutes 30
 
 clean:
 	rm -rf $(VENV) $(INTEROP) $(NEWEST) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis

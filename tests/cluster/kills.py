@@ -2,8 +2,8 @@
 
     python tests/cluster/kills.py --kills 50 --seed 1
 
-Starts the training of kill_training.py, undisturbed and then with a signal (SIGKILL, SIGSTOP
-or SIGTERM) to a random worker at random moments, start-up and saving included, and compares
+Starts the training of kill_training.py, undisturbed and then with a signal (SIGKILL, SIGSTOP,
+SIGTERM and others) to a random worker at random moments, start-up and saving included, and compares
 the weights. What is not as it should be is raised with the launcher's output.
 """
 
@@ -22,7 +22,11 @@ import time
 from pathlib import Path
 
 SCRIPT = Path(__file__).with_name("kill_training.py")
-SIGNALS = (signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM)
+SIGNALS = (
+    *(signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM)
+    * 2,  # what schedulers send, mostly
+    *(signal.SIGINT, signal.SIGHUP, signal.SIGABRT, signal.SIGSEGV),
+)
 # From a signal to the start of all workers: noticing, ending, starting JAX anew.
 LONGEST_RESTART_SECONDS = 120
 LONGEST_RUN_SECONDS = 400
@@ -55,33 +59,40 @@ def run_with_kills(
     """Trains with `count` kills, and checks that nothing hangs or is left."""
     directory.mkdir(parents=True)
     log = directory / "launcher.log"
+    pause = STEP_SECONDS if count else 0.0
+    launcher = start(directory, log, workers, steps, 100 + 10 * count, pause)
+    try:
+        kills = _kill(launcher, directory, count, random.Random(seed))
+        code = launcher.wait(LONGEST_RUN_SECONDS + steps / 10)
+    except BaseException as error:
+        left = {w.number: _state(w.pid) for w in workers_of(directory)}
+        error.add_note(f"Workers: {left}.\n{tail(log)}")
+        raise
+    finally:
+        launcher.kill()
+        launcher.wait()
+    assert code == 0, f"The launcher ended with {code}.\n{tail(log)}"
+    time.sleep(1.5)
+    left = _processes(str(directory))
+    assert not left, f"Left behind: {left}.\n{tail(log)}"
+    results = {path.read_text() for path in directory.glob("result-*")}
+    return Kills(results, kills, log.read_text())
+
+
+def start(
+    directory: Path, log: Path, workers: int, steps: int, restarts: int, pause: float
+) -> subprocess.Popen[bytes]:
+    """The launcher of the training, whose steps take `pause` seconds more."""
     command = [sys.executable, "-m", "mirrax", "run", "--workers", str(workers)]
-    command += ["--max-restarts", str(100 + 10 * count)]
-    command += ["--log-dir", str(directory / "logs"), str(SCRIPT), str(directory)]
-    command += [str(steps), str(STEP_SECONDS if count else 0)]
+    command += ["--max-restarts", str(restarts), "--log-dir", str(directory / "logs")]
+    command += [str(SCRIPT), str(directory), str(steps), str(pause)]
     with open(log, "w") as output:
-        launcher = subprocess.Popen(
+        return subprocess.Popen(
             command,
             stdout=output,
             stderr=subprocess.STDOUT,
             env={**os.environ, **_LIMITS},
         )
-    try:
-        kills = _kill(launcher, directory, count, random.Random(seed))
-        code = launcher.wait(LONGEST_RUN_SECONDS)
-    except BaseException as error:
-        left = {w.number: _state(w.pid) for w in _workers(directory)}
-        error.add_note(f"Workers: {left}.\n{_tail(log)}")
-        raise
-    finally:
-        launcher.kill()
-        launcher.wait()
-    assert code == 0, f"The launcher ended with {code}.\n{_tail(log)}"
-    time.sleep(1.5)
-    left = _processes(str(directory))
-    assert not left, f"Left behind: {left}.\n{_tail(log)}"
-    results = {path.read_text() for path in directory.glob("result-*")}
-    return Kills(results, kills, log.read_text())
 
 
 def _kill(
@@ -95,7 +106,7 @@ def _kill(
     attempt = -1
     while len(kills) < count:
         deadline = time.monotonic() + LONGEST_RESTART_SECONDS
-        while not any(w.attempt > attempt for w in _workers(directory)):
+        while not any(w.attempt > attempt for w in workers_of(directory)):
             if launcher.poll() is not None:
                 raise RuntimeError(f"The launcher has ended after {kills}.")
             if time.monotonic() > deadline:
@@ -104,7 +115,7 @@ def _kill(
         start = time.monotonic()
         # About half of the moments are in the start-up, the others in the training.
         time.sleep(chance.choice([chance.uniform(0, 3), chance.uniform(2, 9)]))
-        found = [w for w in _workers(directory) if w.attempt > attempt]
+        found = [w for w in workers_of(directory) if w.attempt > attempt]
         if not found:
             continue
         worker, which = chance.choice(found), chance.choice(SIGNALS)
@@ -127,7 +138,7 @@ class Worker:
     pid: int
 
 
-def _workers(directory: Path) -> list[Worker]:
+def workers_of(directory: Path) -> list[Worker]:
     """The worker processes of a run that are there now."""
     found = []
     for pid in _processes(str(directory)):
@@ -161,7 +172,7 @@ def _read(pid: int, what: str) -> str:
         return ""
 
 
-def _tail(log: Path) -> str:
+def tail(log: Path) -> str:
     return "\n".join(log.read_text().splitlines()[-60:])
 
 
@@ -169,12 +180,14 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--kills-a-run", type=int, default=10)
+    parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--seed", type=int, default=random.randrange(10**6))
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as base:
         # Long enough for all kills: none comes later than 9 s after a start.
         steps = int(args.kills_a_run * 9 / STEP_SECONDS)
-        expected = run_with_kills(Path(base) / "undisturbed", 0, 0, steps).result
+        size = args.workers
+        expected = run_with_kills(Path(base) / "undisturbed", 0, 0, steps, size).result
         assert len(expected) == 1, expected
         print(f"undisturbed: {expected}, seed {args.seed}", flush=True)
         done = 0
@@ -182,7 +195,7 @@ def main() -> None:
             count = min(args.kills_a_run, args.kills - done)
             start = time.monotonic()
             place = Path(base) / str(done)
-            found = run_with_kills(place, count, args.seed + done, steps)
+            found = run_with_kills(place, count, args.seed + done, steps, size)
             done += count
             for kill in found.kills:
                 print(f"  {kill}")

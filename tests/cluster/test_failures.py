@@ -15,6 +15,8 @@ from textwrap import dedent
 import pytest
 from helpers.waiting import SECONDS_TO_HANG
 
+from mirrax._src.cluster.pace import describe_silence
+
 from . import workers as processes
 from .workers import Workers
 
@@ -251,6 +253,37 @@ def test_how_a_worker_ended_is_said_by_the_others(end: str, lost: int):
     with start(script) as workers:
         workers.expect_end(*in_order(lost, code), within=LIMIT)
         assert_named(workers, lost, message)
+
+
+def test_the_line_is_that_of_the_error_not_of_the_last_report():
+    script = """
+    if me == 1:
+        time.sleep(1.5)  # this line is reported
+        strategy.run(lambda: {}["no such thing"])
+    train(10_000, compiled)
+    """
+    with start(script) as workers:
+        workers.expect_end(*in_order(1, 1), within=LIMIT)
+        text = (workers[1].log.parent / "train.py").read_text()
+        before = text[: text.index('{}["no such thing"]')]
+        assert_named(
+            workers, 1, f"last at step 6, in train.py:{before.count(chr(10)) + 1}"
+        )
+
+
+@pytest.mark.parametrize(
+    ("used", "why"),
+    [
+        (0.4, "the process was stopped, or the machine had no time or memory for it"),
+        (11.0, "one call has kept Python busy, at "),
+    ],
+)
+def test_a_worker_that_could_not_report_says_why(used: float, why: str):
+    text = describe_silence(12.0, used, heartbeat=20.0)
+    assert text.startswith(
+        f"could not report for 12 s, in which it used {used:.0f} s of"
+    )
+    assert f"processor time: {why}" in text and "After 20 s it counts as lost" in text
 
 
 def test_a_long_error_does_not_fill_the_logs_of_others():

@@ -714,3 +714,46 @@ print("all stopped")
 def test_workers_of_any_speed_stop_at_the_same_step():
     result = run_script(_TRIALS)
     assert result.stdout == "all stopped\n", result.stderr
+
+
+# Looking on -----------------------------------------------------------------------------------
+
+
+def test_an_onlooker_sees_all_and_changes_nothing(serve):
+    server = serve(2, secret=SECRET)
+    members = [server.connect() for _ in range(2)]
+    for k, member in enumerate(members):
+        prove(member, k)
+        hello(server, member, k)
+    for member in members:
+        member.hear("go")
+    members[1].send("status", {"step": 7, "mark": [3, 4, "x"]})
+    members[0].send("saved", {"path": "/c/ckpt-1", "step": 5})
+    agree(members[0], "that both were heard", 0)
+    agree(members[1], "that both were heard", 0)
+    members[0].hear("agreed")
+    onlooker = server.connect()
+    onlooker.send("look", None)
+    assert "prove" in onlooker.hear("refused") and onlooker.is_closed()
+    onlooker = server.connect()
+    prove(onlooker, -1)
+    onlooker.send("look", None)
+    found = onlooker.hear("job")
+    assert onlooker.is_closed()  # each look is one connection
+    assert found["has_started"] and found["failure"] is None
+    assert found["saved"]["path"] == "/c/ckpt-1" and found["saved"]["step"] == 5
+    assert [row["state"] for row in found["workers"]] == ["joined", "joined"]
+    assert found["workers"][1]["step"] == 7 and "mark" not in found["workers"][1]
+    for kind, content in [
+        ("hello", {"worker": -1, "facts": {"addresses": server.addresses}}),
+        ("failed", "a stranger"),
+        ("bye", DONE),
+        ("stop", "please"),
+    ]:
+        onlooker = server.connect()
+        prove(onlooker, -1)
+        onlooker.send(kind, content)
+        assert onlooker.is_closed()
+    agree(members[0], "still there", 1)
+    agree(members[1], "still there", 1)
+    assert members[0].hear("agreed")["values"] == [1, 1]

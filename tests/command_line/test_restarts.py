@@ -1,14 +1,17 @@
-"""`--max-restarts`, and `--workers MIN:MAX`."""
+"""`--max-restarts`, `--min-workers`, and `--workers MIN:MAX`."""
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+import mirrax as mx
 from mirrax._src.command_line import run
 
-from .launching import Launcher
+from .launching import ROOT, Launcher
 
 
 @pytest.fixture(autouse=True)
@@ -123,53 +126,84 @@ def test_it_goes_on_with_fewer_but_not_with_too_few(launcher: Launcher) -> None:
     done = launcher(
         """
         print("size", size, flush=True)
-        if me == size - 1 and attempt < 3:
+        if me == size - 1 and attempt < 6:
             raise ValueError("a broken machine")
-        time.sleep(60 if attempt < 3 else 0)
+        time.sleep(60 if attempt < 6 else 0)
         """,
         workers=(2, 4),
-        max_restarts=3,
+        max_restarts=6,
         grace_after_failure=0.1,
     )
     assert done.code == 0
-    assert sizes(done.lines_of(0)) == [4, 3, 2, 2]
-    assert "with 3 workers instead of 4, for want of those that failed" in done.err
-    assert "with 2 workers instead of 3" in done.err
-    assert "with 2 workers as before" in done.err
+    assert sizes(done.lines_of(0)) == [4, 4, 3, 3, 2, 2, 2]
+    assert "with 3 workers instead of 4 (worker 3 failed twice in a row)" in done.err
+    assert "with 2 workers instead of 3 (worker 2 failed twice in a row)" in done.err
+    assert done.err.count("with 2 workers as before") == 2
+
+
+def test_another_worker_each_time_takes_nobody_away(launcher: Launcher) -> None:
+    done = launcher(
+        """
+        print("size", size, flush=True)
+        if attempt < 4 and me == attempt % 2:
+            raise ValueError("an accident")
+        time.sleep(60 if attempt < 4 else 0)
+        """,
+        workers=(1, 2),
+        max_restarts=4,
+        grace_after_failure=0.1,
+    )
+    assert done.code == 0
+    assert sizes(done.lines_of(0)) == [2] * 5
 
 
 def test_two_failures_take_two_away_and_consequences_none(launcher: Launcher) -> None:
     done = launcher(
         """
         print("size", size, flush=True)
-        if attempt == 0 and me < 2:
+        if attempt < 2 and me < 2:
             sys.exit(9)
-        if attempt == 0:
+        if attempt < 2:
             report("UnavailableError", "worker 0 is gone", lost=[0])
             sys.exit(1)
         """,
         workers=(1, 4),
-        max_restarts=1,
+        max_restarts=2,
         grace_after_failure=5.0,
     )
-    assert sizes(done.lines_of(0)) == [4, 2]
+    assert sizes(done.lines_of(0)) == [4, 4, 2]
+    assert "instead of 4 (workers 0, 1 failed twice in a row)" in done.err
+
+
+def test_as_many_are_taken_away_as_there_may_be(launcher: Launcher) -> None:
+    done = launcher(
+        """
+        print("size", size, flush=True)
+        sys.exit(9 if attempt < 2 else 0)
+        """,
+        workers=(2, 3),
+        max_restarts=2,
+        grace_after_failure=5.0,
+    )
+    assert done.code == 0
+    assert sizes(done.lines_of(0)) == [3, 3, 2]
 
 
 def test_a_lost_worker_is_taken_away(launcher: Launcher) -> None:
     done = launcher(
         """
         print("size", size, flush=True)
-        if attempt == 0 and me == 1:
+        if attempt < 2 and me == 1:
             os.kill(os.getpid(), signal.SIGSTOP)
-        if attempt == 0:
+        if attempt < 2:
             time.sleep(0.2)
             report("UnavailableError", "worker 1 does not answer", lost=[1])
             sys.exit(43)
         """,
         workers=(1, 3),
-        max_restarts=1,
+        max_restarts=2,
     )
-    assert sizes(done.lines_of(0)) == [3, 2]
+    assert sizes(done.lines_of(0)) == [3, 3, 2]
 
 
 def test_when_all_are_preempted_all_come_back(launcher: Launcher) -> None:
@@ -179,3 +213,53 @@ def test_when_all_are_preempted_all_come_back(launcher: Launcher) -> None:
         max_restarts=1,
     )
     assert sizes(done.lines_of(0)) == [3, 3]
+
+
+# Worker 1 is killed whenever it has taken two steps more, as long as there are three workers.
+# All numbers are small integers: sums are the same whatever the number of replicas.
+SHRINKING = f"""
+sys.path.insert(0, {str(ROOT)!r})
+import jax.numpy as jnp
+import mirrax as mx
+strategy = mx.distribute.MultiWorkerMirroredStrategy(heartbeat=60, step_timeout=100)
+with strategy.scope():
+    total = mx.Variable(0.0, aggregation=mx.VariableAggregation.SUM)
+    count = mx.Variable(0.0, aggregation=mx.VariableAggregation.MEAN)
+
+@mx.function
+def train_step(x):
+    total.assign_add(jnp.sum(x) * (count + 1))
+    count.assign_add(jnp.float32(1.0))
+
+dataset = mx.data.Dataset.range(60).shuffle(60, seed=3)
+iterator = iter(strategy.experimental_distribute_dataset(dataset.batch(6).repeat()))
+checkpoint = mx.train.Checkpoint(total=total, count=count, iterator=iterator)
+manager = mx.train.CheckpointManager(checkpoint, sys.argv[1], max_to_keep=2)
+manager.restore_or_initialize()
+start = int(count.numpy())
+print("start", start, "of", size, flush=True)
+for step in range(start, 12):
+    strategy.run(train_step, args=(next(iterator),))
+    manager.save(wait=True)
+    if size == 3 and me == 1 and step == start + 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+print("total", float(total.numpy()), "after", float(count.numpy()), flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_a_worker_that_stays_away_costs_no_step_and_no_row(
+    launcher: Launcher, tmp_path: Path
+) -> None:
+    folder = str(tmp_path / "checkpoints")
+    done = launcher(SHRINKING, workers=(2, 3), max_restarts=2, arguments=(folder,))
+    assert done.code == 0, done.out + done.err
+    lines = done.lines_of(0)
+    starts = [line for line in lines if line.startswith("start")]
+    assert starts == ["start 0 of 3", "start 2 of 3", "start 4 of 2"]
+    assert "with 2 workers instead of 3 (worker 1 failed twice in a row)" in done.err
+    batches = mx.data.Dataset.range(60).shuffle(60, seed=3).batch(6).repeat()
+    sums = [float(np.sum(b)) for b in itertools.islice(iter(batches), 12)]
+    expected = sum(total * (k + 1) for k, total in enumerate(sums))
+    for worker in range(2):
+        assert done.lines_of(worker)[-1] == f"total {expected} after 12.0"

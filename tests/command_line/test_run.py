@@ -157,6 +157,13 @@ def test_the_installed_command_and_its_help() -> None:
         (["--workers", "two", "x.py"], "'two' is neither a number nor MIN:MAX"),
         (["--workers", "0", "x.py"], "at least 1"),
         (["x.py"], "Missing option '--workers'"),
+        (
+            ["--workers", "2", "--min-workers", "3", __file__],
+            "is more than --workers 2",
+        ),
+        (["--workers", "1:2", "--min-workers", "1", __file__], "Give one of them"),
+        (["--workers", "2", "--min-workers", "1", __file__], "--max-restarts of at"),
+        (["--workers", "1:2", "--max-restarts", "1", __file__], "at least 2, got 1"),
     ],
 )
 def test_a_wrong_command_says_what_is_wrong(arguments: list[str], message: str) -> None:

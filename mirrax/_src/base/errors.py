@@ -63,6 +63,17 @@ def users_line(thread: threading.Thread | None = None) -> str:
     return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
 
 
+def line_of_error(error: BaseException) -> str:
+    """The innermost line outside mirrax and JAX that an exception went through; "" if none."""
+    found, at = "", error.__traceback__
+    while at is not None:
+        file = at.tb_frame.f_code.co_filename
+        if not _is_library(file):
+            found = f"{Path(file).name}:{at.tb_lineno}"
+        at = at.tb_next
+    return found
+
+
 def _is_library(file: str) -> bool:
     is_pythons_own = file.startswith(_STDLIB) and "site-packages" not in file
     is_ours = file.startswith((_PACKAGE, "<string>", "<frozen"))

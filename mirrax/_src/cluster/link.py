@@ -19,6 +19,8 @@ from mirrax._src.cluster.roster_server.proving import (
 
 _CONNECT_SECONDS = 5.0
 _ANSWER_SECONDS = 20.0
+# In place of a worker's number: the number of nobody who could join.
+_ONLOOKER = -1
 _LONGEST_GREETING = 1024
 _SOMETHING_ELSE = "but something else answers at its address: another program, or another version of mirrax"
 _HOW_TO_SET = "Set the same MIRRAX_SECRET, or MIRRAX_SECRET_FILE, on all workers"
@@ -50,6 +52,27 @@ class Link:
         Raises:
             RuntimeError: If the roster has another secret.
         """
+        if not self._ask(worker, "hello", {"worker": worker, "facts": facts}):
+            return False
+        assert self._socket is not None
+        self.host = self._socket.getsockname()[0]
+        self._socket.settimeout(None)
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return True
+
+    def look(self) -> dict[str, Any] | None:
+        """What the roster knows of all workers, without being one; None if it is not there.
+
+        Raises:
+            RuntimeError: If the roster has another secret.
+        """
+        if not self._ask(_ONLOOKER, "look", None):
+            return None
+        self._close()
+        return json.loads(self._first).get("job")
+
+    def _ask(self, worker: int, kind: str, content: Any) -> bool:
+        """Connects, proves the secret and says one thing; whether that was answered."""
         try:
             self._socket = socket.create_connection(self._address, _CONNECT_SECONDS)
         except OSError:
@@ -63,26 +86,23 @@ class Link:
                 raise ValueError
             self._prove(worker, greeting["challenge"])
             self._socket.settimeout(_ANSWER_SECONDS)
-            self.send("hello", {"worker": worker, "facts": facts})
+            self.send(kind, content)
             self._first = self._lines.readline()
         except (OSError, ValueError, LookupError, TypeError, AttributeError):
             self._first = b""
         if not self._first:
             self._close()
-            return False
-        self.host = self._socket.getsockname()[0]
-        self._socket.settimeout(None)
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return True
+        return bool(self._first)
 
     def _prove(self, worker: int, theirs: str | None) -> None:
         """Shows the roster that this worker knows the secret, and has it shown by the roster."""
         if theirs is None and not self._secret:
             return
+        me = "this process" if worker == _ONLOOKER else "this worker"
         if theirs is None or not self._secret:
-            who = "this worker has a secret, but worker 0"
+            who = f"{me} has a secret, but worker 0"
             if theirs is not None:
-                who = "worker 0 has a secret, but this worker"
+                who = f"worker 0 has a secret, but {me}"
             raise self._refusal(f"{who} has none")
         own = new_challenge()
         challenges = theirs, own
@@ -93,7 +113,7 @@ class Link:
         if not is_proof(
             answer.get("proved", ""), self._secret, "roster", worker, challenges
         ):
-            raise self._refusal("worker 0 has another secret than this worker")
+            raise self._refusal(f"worker 0 has another secret than {me}")
 
     def _refusal(self, why: str) -> RuntimeError:
         self._close()

@@ -105,11 +105,12 @@ class LocalCluster:
         self.failures = [directory / f"worker-{i}.failure.json" for i in range(workers)]
         self.log_starts = [_size(log) for log in self.logs]
         self.running = set(range(workers))
-        self._secret = secret_for_workers()
+        self._variables = secret_for_workers()
         self.log_problem = ""
         for path in self.failures:
             path.unlink(missing_ok=True)
         addresses = [f"{_HOST}:{port}" for port in free_ports(workers)]
+        self.address, self.secret = addresses[0], "".join(self._variables.values())
         inherited = descriptors or [[] for _ in range(workers)]
         job = {
             "command": list(command),
@@ -151,7 +152,7 @@ class LocalCluster:
             "PYTHONUNBUFFERED": "1",
             "PYTHONFAULTHANDLER": "1",
         }
-        values |= self._secret
+        values |= self._variables
         if devices is not None:
             values["JAX_NUM_CPU_DEVICES"] = str(devices)
         return values

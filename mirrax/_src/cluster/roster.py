@@ -16,8 +16,10 @@ from mirrax._src.base.errors import UnavailableError, users_line
 from mirrax._src.cluster import launches
 from mirrax._src.cluster.later import Later
 from mirrax._src.cluster.link import Link
+from mirrax._src.cluster.pace import Pace, describe_silence
 from mirrax._src.cluster.reporting import LOST_EXIT_CODE, write_report
 from mirrax._src.cluster.roster_server.describing import describe_worker
+from mirrax._src.cluster.vitals import Vitals
 from mirrax._src.cluster.watching import Watch
 
 _BEAT_SECONDS = 1.0
@@ -42,6 +44,7 @@ def say(text: str) -> None:
 class _Agreement:
     """A value that is being agreed on."""
 
+    is_awaited: bool
     event: threading.Event = field(default_factory=threading.Event)
     values: list[Any] | None = None
     why: str = ""
@@ -90,6 +93,7 @@ class Roster:
         self._notes: dict[str, int] = {}
         self._ended: list[int] = []
         self._others = Watch(worker, self.names)
+        self._pace, self._vitals = Pace(), Vitals()
         self._calls = 0
         self._stopping = False
         self._stop_at: int | None = None
@@ -117,6 +121,7 @@ class Roster:
                 say(f"{self._me()} waits for {self.names[0]}, {self._link.problem}.")
             time.sleep(0.1)
         self.host = self._link.host
+        self._vitals.start()
         for target in (self._listen, self._beat):
             threading.Thread(
                 target=self._guarded, args=(target,), name="mirrax-roster", daemon=True
@@ -190,7 +195,7 @@ class Roster:
                     self.host = content["host"]
                 self._has_gone = True
             elif kind == "agreed":
-                agreement = self._agreements.pop(content["name"], _Agreement())
+                agreement = self._agreements.pop(content["name"], _Agreement(True))
                 agreement.values = (
                     [content["same"]] * len(self.names)
                     if "same" in content
@@ -217,18 +222,23 @@ class Roster:
         if kind == "failure":
             workers = tuple(content["workers"])
             self._fail(UnavailableError(content["text"], workers))
+        elif kind == "say":
+            say(content)
 
     def _beat(self) -> None:
         told_steps, told_at, looked = -1, 0.0, time.monotonic()
-        pause = len(self.names) / _MOST_STATUSES
+        pause, used = len(self.names) / _MOST_STATUSES, time.process_time()
         while not self._has_left:
             time.sleep(_LOOK_SECONDS)
-            now = time.monotonic()
-            if (
-                now - looked > _BEAT_SECONDS
-            ):  # this process, or the machine, was stopped
-                self._heard += now - looked
+            now, used_before, used = time.monotonic(), used, time.process_time()
+            slept = now - looked
+            if slept > _BEAT_SECONDS:  # this process, or the machine, was stopped
+                self._heard += slept
+            if slept > self._heartbeat / 2:
+                silence = describe_silence(slept, used - used_before, self._heartbeat)
+                say(f"{self._me()} {silence}")
             looked = now
+            self._pace.look(now, self.steps, bool(self._waits_in()))
             is_news = self.steps != told_steps and now - told_at > pause
             if is_news or now - told_at > max(pause, _BEAT_SECONDS):
                 told_steps, told_at = self.steps, now
@@ -251,7 +261,18 @@ class Roster:
             "is_busy": launches.last.is_busy(),
             "mark": launches.last.last_mark,
             "doing": users_line(threading.main_thread()),
+            "waits_in": self._waits_in(),
+            "rate": self._pace.steps_per_second(),
+            "occupied": self._pace.occupied(),
+            **self._vitals.last,
         }
+
+    def _waits_in(self) -> str:
+        """What this worker computes or waits for others in; "" if they may wait for it."""
+        awaited = next(
+            (n for n, a in list(self._agreements.items()) if a.is_awaited), ""
+        )
+        return awaited or (launches.last.label if launches.last.is_busy() else "")
 
     # Failing -------------------------------------------------------------------------
 
@@ -336,10 +357,10 @@ class Roster:
             UnavailableError: If a worker is lost, or does not come in time.
         """
         self.check()
-        agreement = _Agreement()
+        is_soft = wanted is not None
+        agreement = _Agreement(is_awaited=not is_soft)
         with self._changed:
             self._agreements[name] = agreement
-        is_soft = wanted is not None
         content = {"name": name, "value": value, "is_soft": is_soft}
         self._link.send("agree", {**content, "mark": launches.last.mark})
         start = looked = time.monotonic()
@@ -380,6 +401,10 @@ class Roster:
         """Tells all workers that something has been done `count` times."""
         self._link.send("note", {name: count})
 
+    def tell_saved(self, path: str) -> None:
+        """Tells whoever looks at the job which checkpoint was written last."""
+        self._link.send("saved", {"path": path, "step": self.steps})
+
     def wait_for_note(self, name: str, count: int) -> None:
         """Waits until another worker has announced that.
 
@@ -417,11 +442,16 @@ class Roster:
 
     # Leaving -------------------------------------------------------------------------
 
-    def tell_failed(self, reason: str, code: int) -> None:
-        """Tells the others why this worker is about to end, and sees to it that it does."""
+    def tell_failed(self, reason: str, code: int, line: str) -> None:
+        """Tells the others why this worker is about to end, and sees to it that it does.
+
+        `line` is where it failed; "" if that is nowhere in the user's code.
+        """
         if self._is_failing:
             return
         self._is_failing = True
+        # What it said last may be a second old, and many steps.
+        self._link.send("status", {**self._status(), "doing": line})
         self._link.send("failed", reason)
         self._later.call(_UNWINDING_SECONDS, lambda: self._end_failed(code))
 
@@ -435,6 +465,7 @@ class Roster:
 
     def leave(self) -> None:
         """Says that this worker's program is done."""
+        self._vitals.stop()
         if self._has_left or self._is_failing:
             return
         while launches.last.is_busy() and self.failure is None:

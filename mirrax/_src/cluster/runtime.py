@@ -19,7 +19,7 @@ from typing import Any
 import jax
 
 from mirrax._src.base import hooks, jax_compat, logical
-from mirrax._src.base.errors import UnavailableError
+from mirrax._src.base.errors import UnavailableError, line_of_error
 from mirrax._src.cluster.reporting import (
     LOST_EXIT_CODE,
     end_with_codes,
@@ -182,9 +182,14 @@ class Cluster:
                     "same steps with the same shapes and dtypes."
                 )
 
-    def announce_written(self, count: int) -> None:
-        """Tells the others how many checkpoints this worker has written."""
+    def announce_written(self, count: int, path: str | None) -> None:
+        """Tells the others how many checkpoints this worker has written, and the last one.
+
+        `path` is None if it could not be written.
+        """
         self._roster.announce(_WRITTEN, count)
+        if path is not None:
+            self._roster.tell_saved(path)
 
     def wait_until_written(self, count: int) -> None:
         """Waits until the first worker has written so many checkpoints."""
@@ -202,7 +207,8 @@ class Cluster:
         """Tells the others why this worker is about to end."""
         reason = f"{type(error).__name__}: {message_of(error)}"
         code = LOST_EXIT_CODE if is_of_lost_worker(error) else 1
-        self._roster.tell_failed(reason[:_LONGEST_REASON], code)
+        line = line_of_error(error)
+        self._roster.tell_failed(reason[:_LONGEST_REASON], code, line)
         self._has_told = True
 
     def leave(self) -> None:

@@ -10,6 +10,7 @@ import click
 
 import mirrax
 from mirrax._src.command_line import run as running
+from mirrax._src.command_line.top import top
 
 
 class _Sizes(click.ParamType):
@@ -30,6 +31,34 @@ class _Sizes(click.ParamType):
         return sizes
 
 
+def _sizes(
+    workers: tuple[int, int], min_workers: int | None, max_restarts: int
+) -> tuple[int, int]:
+    """How many workers there are at least and at most.
+
+    Raises:
+        UsageError: If the options say different things, or would have no effect.
+    """
+    fewest, most = workers
+    if min_workers is not None:
+        if fewest != most:
+            raise click.UsageError(
+                f"--workers {fewest}:{most} and --min-workers {min_workers} both say how few "
+                "workers may be left. Give one of them."
+            )
+        if min_workers > most:
+            raise click.UsageError(
+                f"--min-workers {min_workers} is more than --workers {most}."
+            )
+        fewest = min_workers
+    if fewest < most and max_restarts < 2:
+        raise click.UsageError(
+            "A worker is given up when it has failed in two attempts in a row: going on with "
+            f"fewer than {most} needs --max-restarts of at least 2, got {max_restarts}."
+        )
+    return fewest, most
+
+
 _positive = click.IntRange(min=1)
 _seconds = click.FloatRange(min=0)
 
@@ -48,8 +77,14 @@ def commands() -> None:
     "--workers",
     type=_Sizes(),
     required=True,
-    help="How many workers to start. With MIN:MAX it starts MAX, and goes on with fewer "
-    "after some have failed.",
+    help="How many workers to start. MIN:MAX is short for MAX with --min-workers MIN.",
+)
+@click.option(
+    "--min-workers",
+    type=_positive,
+    metavar="N",
+    help="Goes on without a worker that has failed in two attempts in a row, as long as N are "
+    "left. Needs --max-restarts.",
 )
 @click.option(
     "--devices-per-worker",
@@ -102,6 +137,7 @@ def commands() -> None:
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def run(
     workers: tuple[int, int],
+    min_workers: int | None,
     devices_per_worker: int | None,
     max_restarts: int,
     log_dir: Path | None,
@@ -122,10 +158,11 @@ def run(
     """
     if not is_module and not Path(script).exists():
         raise click.UsageError(f"There is no script {script!r} in {Path.cwd()}.")
+    fewest, most = _sizes(workers, min_workers, max_restarts)
     options = running.RunOptions(
         command=(sys.executable, *(["-m"] if is_module else []), script, *arguments),
-        minimum=workers[0],
-        maximum=workers[1],
+        minimum=fewest,
+        maximum=most,
         devices=devices_per_worker,
         max_restarts=max_restarts,
         log_dir=log_dir,
@@ -168,3 +205,6 @@ def info(devices: int | None, workers: int | None, as_json: bool) -> None:
         click.echo(json.dumps(content, indent=2))
     else:
         tables.show(content)
+
+
+commands.add_command(top)

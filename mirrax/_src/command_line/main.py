@@ -1,4 +1,4 @@
-"""`mirrax`, the command: `mirrax run` and `mirrax info`."""
+"""`mirrax`, the command: `mirrax run`, `mirrax info` and `mirrax top`."""
 
 from __future__ import annotations
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from mirrax._src.cluster.local_cluster import PREEMPTED, LocalCluster
 from mirrax._src.command_line import exits, gpus
 from mirrax._src.command_line.attempt import Attempt
+from mirrax._src.command_line.jobs import Job, announced, is_running, state_directory
 from mirrax._src.command_line.screen import Screen
 from mirrax._src.command_line.stopping import StopSignals
 from mirrax._src.command_line.verdict import Verdict, judge
@@ -87,6 +88,7 @@ class _Launcher:
         self._options, self._directory = options, directory
         self._stop, self._screen = stop, screen
         self._size = options.maximum
+        self._failed_before: set[int] = set()
         self._soon_failures: list[str] = []
         self.has_failed = False
 
@@ -134,12 +136,18 @@ class _Launcher:
                 options.grace_after_signal,
             )
             try:
-                cases = watching.watch()
+                with announced(self._job(cluster)):
+                    cases = watching.watch()
             except RuntimeError as error:
                 self.has_failed = True
                 raise LaunchError(str(error)) from None
         self._screen.drain()
         return judge(cases)
+
+    def _job(self, cluster: LocalCluster) -> Job:
+        command = " ".join(self._options.command[1:])
+        logs = str(self._directory)
+        return Job(cluster.address, cluster.secret, command, logs, os.getpid())
 
     def _begin_logs(self, attempt: int) -> None:
         """A line between what earlier attempts or runs have left in a log, and this one."""
@@ -166,11 +174,12 @@ class _Launcher:
 
     def _prepare_restart(self, number: int, verdict: Verdict) -> None:
         assert verdict.first is not None
-        before, self._size = self._size, self._next_size(verdict)
+        lost = self._given_up(verdict)
+        before, self._size = self._size, self._size - len(lost)
         pause = _pause(len(self._soon_failures))
         size = f"{self._size} workers" if self._size != 1 else "1 worker"
-        if self._size < before:
-            size += f" instead of {before}, for want of those that failed"
+        if lost:
+            size += f" instead of {before} ({_names(lost)} failed twice in a row)"
         elif self._options.minimum < self._options.maximum:
             size += " as before"
         when = f" in {pause:g} s" if pause else ""
@@ -192,12 +201,18 @@ class _Launcher:
             text += " Every attempt failed in the same way, soon after its start."
         self._screen.say(text, "bold")
 
-    def _next_size(self, verdict: Verdict) -> int:
-        """Without the workers that failed; if all were preempted, nobody is gone."""
-        lost = len(verdict.blamed)
-        if verdict.is_preemption and lost == self._size:
-            lost = 0
-        return max(self._size - lost, self._options.minimum)
+    def _given_up(self, verdict: Verdict) -> list[int]:
+        """The workers to go on without: a restart did not help them, and enough others are left.
+
+        If all were preempted, nobody is gone.
+        """
+        failed = set(verdict.blamed)
+        if verdict.is_preemption and len(failed) == self._size:
+            failed = set()
+        lost = sorted(failed & self._failed_before)
+        lost = lost[: max(self._size - self._options.minimum, 0)]
+        self._failed_before = set() if lost else failed  # the others get new numbers
+        return lost
 
     def _end_after_signal(
         self, verdict: Verdict, started: float, oom_kills: int
@@ -216,6 +231,10 @@ class _Launcher:
             return PREEMPTED
         is_done = codes == {0} and len(left) == len(verdict.cases)
         return 0 if is_done else -number
+
+
+def _names(workers: list[int]) -> str:
+    return f"worker{'s' * (len(workers) > 1)} {', '.join(map(str, workers))}"
 
 
 def _pause(soon_failures: int) -> float:
@@ -237,24 +256,14 @@ def _make_directory(given: Path | None) -> Path:
 
 def _default_directory() -> Path:
     """A new directory in the user's state directory, else a temporary one."""
-    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-    runs = Path(state, "mirrax", "runs")
-    directory = runs / f"{time.strftime('%Y-%m-%d-%H-%M-%S')}-{os.getpid()}"
+    name = f"{time.strftime('%Y-%m-%d-%H-%M-%S')}-{os.getpid()}"
     try:
+        runs = state_directory() / "runs"
+        directory = runs / name
         directory.mkdir(parents=True)
     except (OSError, RuntimeError):
         return Path(tempfile.mkdtemp(prefix="mirrax-run-"))
     for old in sorted(runs.iterdir())[:-_KEPT_RUNS]:
-        if not _is_running(old.name.rpartition("-")[2]):
+        if not is_running(old.name.rpartition("-")[2]):
             shutil.rmtree(old, ignore_errors=True)
     return directory
-
-
-def _is_running(pid: str) -> bool:
-    try:
-        os.kill(int(pid), 0)
-    except (ProcessLookupError, ValueError):
-        return False
-    except PermissionError:
-        pass
-    return True

@@ -102,20 +102,24 @@ class Writer:
         done: threading.Event,
         owner: Any,
         then: Callable[[Contents], None] | None,
+        hidden: Path,
+        path: Path,
         *args: Any,
     ) -> None:
+        written = None
         try:
             with self._writing:
-                contents = storage.write(*args)
+                contents = storage.write(hidden, path, *args)
                 if then is not None:
                     then(contents)
+            written = str(path)
         except Exception as error:
             self._errors[owner] = error
         finally:
             cluster = current_cluster()
             if cluster is not None:
                 self._count += 1
-                cluster.announce_written(self._count)
+                cluster.announce_written(self._count, written)
             done.set()
 
     def leave_to_first_worker(self) -> None:

@@ -16,7 +16,10 @@ speaks first: `roster`, the version, and a challenge if there is a secret. From 
     stop    that all should stop; `reached` is the answer to `stopping`
     accuse  that another worker does not do what it should; `gave_up` that one did not join
     note    that something has been done so often; passed on to all
+    saved   which checkpoint has been written, and at which step
     failed  that it ends, and why; `bye` if its program is done
+
+From somebody who is no worker, but knows the secret: `look`, which is answered by `job`.
 
 To workers:
 
@@ -28,5 +31,6 @@ To workers:
     agreed  everybody's values
     stopping, stop_at  the two halves of agreeing on the step to stop at
     ended   workers whose programs are done
+    say     a line for the first worker's log
     failure the first worker that is lost, and how
 """

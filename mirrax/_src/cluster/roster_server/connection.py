@@ -7,6 +7,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from .proving import LONGEST_LINE, VERSION, is_proof, new_challenge, proof_of
+from .showing import picture_of
 
 if TYPE_CHECKING:
     from .server import Roster
@@ -20,6 +21,17 @@ _MOST_STRANGERS = 64
 def line_of(kind: str, content: Any) -> bytes:
     """A message as it travels."""
     return json.dumps({kind: content}).encode() + b"\n"
+
+
+def _decode(text: str) -> Any:
+    """As `json.loads`, which takes half as long again for a short line."""
+    content, end = _decoder.raw_decode(text)
+    if end < len(text) and not text[end:].isspace():
+        raise json.JSONDecodeError("more than one value", text, end)
+    return content
+
+
+_decoder = json.JSONDecoder()
 
 
 class Door:
@@ -117,17 +129,20 @@ class Connection(asyncio.BufferedProtocol):
         if len(line) > self._longest:
             return self._refuse_line(f"of more than {self._longest} bytes")
         try:
-            ((kind, content),) = json.loads(line.decode()).items()
+            ((kind, content),) = _decode(line.decode()).items()
             if self.worker is not None:
                 self._roster.hear(self.worker, kind, content)
             elif kind == "prove" and self._challenge is not None:
                 self._check(content)
-            elif kind == "hello" and (
-                not self._door.secret or self._proved is not None
-            ):
+            elif self._door.secret and self._proved is None:
+                self._send_away("It has to prove that it knows the job's secret first.")
+            elif kind == "look":
+                self.tell("job", picture_of(self._roster))
+                self.close()
+            elif kind == "hello":
                 self._join(content)
             else:
-                self._send_away("It has to prove that it knows the job's secret first.")
+                self._send_away("It has to say hello first.")
         except (json.JSONDecodeError, UnicodeDecodeError):
             self._refuse_line("that is not JSON")
         except Exception:  # nobody of ours, or out of turn

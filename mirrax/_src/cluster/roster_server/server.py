@@ -11,6 +11,7 @@ from typing import Any
 from .connection import Connection, line_of
 from .describing import describe_worker
 from .jax_service import start_service
+from .slowness import Slowness
 
 _GONE_WHILE_JOINING = "Worker 0 ended while the others were joining."
 _BEAT_SECONDS = 1.0
@@ -53,6 +54,8 @@ class Roster:
         self.stopping: dict[int, int] | None = None
         self.stop_at: int | None = None
         self.is_done = asyncio.Event()
+        self.saved: dict[str, Any] | None = None
+        self.slowness = Slowness(time.monotonic())
         self.service: Any = None
 
     # Joining -------------------------------------------------------------------------
@@ -156,6 +159,8 @@ class Roster:
             self.stop_if_all_reached()
         elif kind == "note":
             self.tell_all("note", content)
+        elif kind == "saved":
+            self.saved = {**content, "seconds": time.monotonic()}
         elif kind == "gave_up":
             self.fail(content["workers"], content["text"])
         elif kind == "accuse":
@@ -234,9 +239,9 @@ class Roster:
 
     def tell_agreed(self, name: str, values: list[Any]) -> None:
         """Tells all values; where all are the same, which they often are, only one."""
-        texts = [json.dumps(value) for value in values]
-        is_one = texts.count(texts[0]) == len(texts)
-        told = f'"same": {texts[0]}' if is_one else f'"values": [{", ".join(texts)}]'
+        first, every = json.dumps(values[0]), json.dumps(values)
+        is_one = every == f"[{', '.join([first] * len(values))}]"  # 1 is not 1.0
+        told = f'"same": {first}' if is_one else f'"values": {every}'
         line = f'{{"agreed": {{"name": {json.dumps(name)}, {told}}}}}\n'.encode()
         for member in self.members.values():
             member.connection.send(line)
@@ -337,6 +342,7 @@ class Roster:
             statuses = {k: self.members[k].status for k in self.notable()}
             self.tell_all("status", {"workers": statuses, "waiting": waiting})
             self.look_for_silent()
+            self.look_for_slowest()
 
     def notable(self) -> list[int]:
         """The first worker, and those that have started the fewest programs: others wait for them.
@@ -372,6 +378,20 @@ class Roster:
                 f"{self.describe(silent[0])} has not answered for {self.heartbeat:g} s: it is "
                 "stopped, or its machine or the network is gone, or one call has kept "
                 "Python busy for as long (then raise `heartbeat`).",
+            )
+
+    def look_for_slowest(self) -> None:
+        statuses = {
+            k: m.status for k, m in self.members.items() if "occupied" in m.status
+        }
+        if len(statuses) < len(self.addresses) or self.ended:
+            return
+        if found := self.slowness.look(time.monotonic(), statuses):
+            worker, share = found
+            self.members[0].connection.tell(
+                "say",
+                f"{self.describe(worker)} is the slowest: the others wait for it during "
+                f"{share:.0%} of the step.",
             )
 
     def fail(self, workers: list[int], text: str) -> None:
