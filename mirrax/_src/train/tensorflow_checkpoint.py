@@ -76,7 +76,7 @@ def _open(path: str) -> tuple[Any, str]:
                 "that `save` returned."
             )
         path = latest
-    if not tf.train.checkpoint_exists(path):
+    if not tf.io.gfile.exists(f"{path}.index"):
         raise FileNotFoundError(
             f"There is no checkpoint of TensorFlow at {path}: {path}.index does not exist. "
             "Give the prefix that `save` returned, without .index or .data."
