@@ -97,18 +97,20 @@ def check_finite(mesh: ReplicaMesh | None, tree: PyTree, step: Any) -> None:
             is_alone = whole is None or whole[1] is Layout.PLAIN
             (alone if is_alone else spread).append((each, whole))
         if mesh is not None:
-            rows = _run(_counts, mesh, [whole for _, whole in spread])
+            rows = _run(_bad, mesh, [whole for _, whole in spread])
     for each, _ in alone:
         is_uneven = isinstance(each.value, ReplicaValues)
         parts = each.value.values if is_uneven else [each.value]
         for i, part in enumerate(parts):
-            count = np.asarray(_counts_alone(_plain(part)))
-            where = mesh.describe(mesh.local_ids[i]) if is_uneven and mesh else ""
-            wrong += _describe_counts(each, count, where)
-    for i, row in enumerate(rows):
-        for (each, _), count in zip(spread, row):
-            where = mesh.describe(mesh.local_ids[i]) if mesh else ""
-            wrong += _describe_counts(each, count, where)
+            part = _plain(part)
+            if not jnp.all(jnp.isfinite(part)):
+                where = mesh.describe(mesh.local_ids[i]) if is_uneven and mesh else ""
+                wrong += _describe_bad(each, np.asarray(part), where)
+    for i, j in np.argwhere(rows):
+        assert mesh is not None
+        each, (array, _) = spread[j]
+        part = np.asarray(shards_of(array)[i].data)
+        wrong += _describe_bad(each, part, mesh.describe(mesh.local_ids[i]))
     if mesh is not None and mesh.spans_workers:
         told = mesh.cluster.agree("values that are not finite", wrong)
         wrong = list(dict.fromkeys(line for lines in told for line in lines))
@@ -182,17 +184,10 @@ def _hashes(arrays: list[jax.Array]) -> list[jax.Array]:
     return [jnp.stack([_hash(_bits(array)) for array in arrays])[None]]
 
 
-def _counts(arrays: list[jax.Array]) -> list[jax.Array]:
-    """A replica's program: how many NaN and infinite values each array has."""
-    return [jnp.stack([_count(array) for array in arrays])[None]]
-
-
-def _count(array: jax.Array) -> jax.Array:
-    found = jnp.isnan(array), jnp.isinf(array)
-    return jnp.stack([jnp.sum(each, dtype=jnp.int32) for each in found])
-
-
-_counts_alone = jax.jit(_count)
+def _bad(arrays: list[jax.Array]) -> list[jax.Array]:
+    """A replica's program: how many values of each array are not finite."""
+    counts = [jnp.sum(~jnp.isfinite(array), dtype=jnp.uint32) for array in arrays]
+    return [jnp.stack(counts)[None]]
 
 
 def _bits(array: jax.Array) -> jax.Array:
@@ -238,11 +233,11 @@ def _who_differs(mesh: ReplicaMesh, hashes: list[int]) -> str:
     return f"{', '.join(odd[:_SHOWN])}{more} {verb} from {others}"
 
 
-def _describe_counts(each: _Found, count: np.ndarray, where: str) -> list[str]:
-    nan, inf = (int(x) for x in count)
-    if not nan and not inf:
+def _describe_bad(each: _Found, part: np.ndarray, where: str) -> list[str]:
+    counts = (("NaN", np.isnan(part).sum()), ("infinite", np.isinf(part).sum()))
+    kinds = [f"{count} {kind}" for kind, count in counts if count]
+    if not kinds:
         return []
-    kinds = [f"{n} {kind}" for n, kind in ((nan, "NaN"), (inf, "infinite")) if n]
     return [f"{each}: {' and '.join(kinds)}" + (where and f" on {where}")]
 
 

@@ -412,9 +412,9 @@ class Strategy(Feeding):
         >>> strategy.check_numerics({"loss": losses}, step=3)
 
         The message names the array, the replica, the worker and the step. Every device reads its
-        parts once and counts; the host waits for the 8 bytes of each array. Call it on all
-        workers, outside `run`; to keep such gradients out of variables at the same time, wrap
-        the transformation: `optax.apply_if_finite(optax.adam(1e-3), 5)`.
+        parts once and counts; the host waits for 4 bytes of each array. Call it on all workers,
+        outside `run`; to keep such gradients out of variables at the same time, wrap the
+        transformation: `optax.apply_if_finite(optax.adam(1e-3), 5)`.
 
         Args:
             tree: As for `assert_in_sync`; arrays that are not floating-point are not looked at.
