@@ -35,7 +35,10 @@ _positive = click.IntRange(min=1)
 _seconds = click.FloatRange(min=0)
 
 
-@click.group()
+@click.group(
+    epilog='Completion in bash: eval "$(_MIRRAX_COMPLETE=bash_source mirrax)"; zsh and fish '
+    "have zsh_source and fish_source."
+)
 @click.version_option(mirrax.__version__)
 def commands() -> None:
     """TensorFlow's distribution strategies for JAX."""
@@ -113,7 +116,7 @@ def commands() -> None:
     help="The first machine, and a free port there that the others can reach.",
 )
 @click.option("-m", "is_module", is_flag=True, help="SCRIPT is a module's name.")
-@click.argument("script")
+@click.argument("script", type=click.Path())  # whose names a shell can complete
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def run(
     workers: tuple[int, int],
