@@ -41,18 +41,19 @@ def train_with_tensorflow(x: np.ndarray, y: np.ndarray, directory: str) -> str:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     import tensorflow as tf  # pyright: ignore[reportMissingImports]
 
+    def weights(*shape: int) -> Any:
+        return tf.Variable(tf.random.normal(shape) / np.sqrt(shape[0]))
+
     class Network(tf.Module):
         def __init__(self) -> None:
             super().__init__()
-            tf.random.set_seed(0)
-            shapes = {"w1": (64, HIDDEN), "w2": (HIDDEN, HIDDEN), "w3": (HIDDEN, 1)}
-            for name, shape in shapes.items():
-                first = tf.random.normal(shape) / np.sqrt(shape[0])
-                setattr(self, name, tf.Variable(first))
+            self.w1, self.w2 = weights(64, HIDDEN), weights(HIDDEN, HIDDEN)
+            self.w3 = weights(HIDDEN, 1)
 
         def __call__(self, x: Any) -> Any:
             return tf.nn.relu(tf.nn.relu(x @ self.w1) @ self.w2) @ self.w3
 
+    tf.random.set_seed(0)
     network: Any = Network()
     labels = tf.constant(y[:, None] % 2, tf.float32)
     for step in range(300):
@@ -61,8 +62,8 @@ def train_with_tensorflow(x: np.ndarray, y: np.ndarray, directory: str) -> str:
             loss = tf.reduce_mean(
                 tf.nn.sigmoid_cross_entropy_with_logits(labels[rows], network(x[rows]))
             )
-        weights = network.trainable_variables
-        for weight, gradient in zip(weights, tape.gradient(loss, weights)):
+        trained = network.trainable_variables
+        for weight, gradient in zip(trained, tape.gradient(loss, trained)):
             weight.assign_sub(0.5 * gradient)
     return tf.train.Checkpoint(model=network).save(os.path.join(directory, "parity"))
 

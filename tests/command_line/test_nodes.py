@@ -34,7 +34,7 @@ SLURM = {"SLURM_NODEID": "1", "SLURM_JOB_NODELIST": "n[1-2]"}
     ],
 )
 def test_which_machines_there_are(given, environment, expected) -> None:
-    assert find_nodes(*given, environment) == expected
+    assert find_nodes(*given, environment=environment) == expected
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_which_machines_there_are(given, environment, expected) -> None:
 )
 def test_what_is_missing_or_does_not_fit(given, environment, message) -> None:
     with pytest.raises(ValueError, match=message):
-        find_nodes(*given, environment)
+        find_nodes(*given, environment=environment)
 
 
 @pytest.mark.parametrize(

@@ -18,82 +18,78 @@ class Case(NamedTuple):
     ours: dict[str, Any] = {}  # what only mirrax needs
 
 
-CASES = {
-    f"{kind}-{i}": Case(kind, *rest)
-    for i, (kind, *rest) in enumerate(
-        [
-            ("BinaryAccuracy", {}, "binary"),
-            ("BinaryAccuracy", {"threshold": 0.3}, "columns", "row"),
-            ("CategoricalAccuracy", {}, "one_hot", "row"),
-            ("SparseCategoricalAccuracy", {}, "sparse", "row"),
-            ("SparseCategoricalAccuracy", {}, "sparse_column"),
-            ("TopKCategoricalAccuracy", {"k": 2}, "one_hot", "row"),
-            ("TopKCategoricalAccuracy", {}, "one_hot"),
-            ("SparseTopKCategoricalAccuracy", {"k": 3}, "sparse"),
-            ("SparseTopKCategoricalAccuracy", {"k": 2}, "sequence"),
-            (
-                "SparseTopKCategoricalAccuracy",
-                {"k": 2, "from_sorted_ids": True},
-                "sorted",
-                "row",
-            ),
-            ("MeanSquaredError", {}, "regression", "row"),
-            ("MeanSquaredError", {}, "column"),
-            ("MeanAbsoluteError", {}, "regression", "row"),
-            ("RootMeanSquaredError", {}, "regression", "row"),
-            ("RootMeanSquaredError", {}, "numbers"),
-            ("Precision", {}, "binary", "row"),
-            ("Precision", {"thresholds": [0.8, 0.2]}, "columns", "row"),
-            ("Precision", {"top_k": 2}, "one_hot"),
-            ("Precision", {"class_id": 1, "top_k": 2}, "one_hot", "row"),
-            ("Recall", {"thresholds": 0.4}, "column", "row"),
-            ("Recall", {"class_id": 2}, "one_hot"),
-            ("F1Score", {}, "one_hot", "row", {"num_classes": 4}),
-            (
-                "F1Score",
-                {"average": "macro", "threshold": 0.4},
-                *("columns", "row", {"num_classes": 3}),
-            ),
-            (
-                "F1Score",
-                {"average": "weighted"},
-                *("one_hot", None, {"num_classes": 4}),
-            ),
-            (
-                "F1Score",
-                {"average": "micro", "threshold": 0.5},
-                *("columns", None, {"num_classes": 3}),
-            ),
-            ("AUC", {}, "binary"),
-            ("AUC", {"curve": "PR"}, "binary", "row"),
-            ("AUC", {"num_thresholds": 7}, "columns", "row"),
-            ("AUC", {"curve": "PR", "num_thresholds": 9}, "columns"),
-            ("AUC", {"summation_method": "minoring", "num_thresholds": 5}, "binary"),
-            (
-                "AUC",
-                {
-                    "summation_method": "majoring",
-                    "curve": "PR",
-                    "thresholds": [0.7, 0.3],
-                },
-                *("binary", "row"),
-            ),
-            ("AUC", {"multi_label": True, "num_labels": 3}, "columns", "row"),
-            (
-                "AUC",
-                {
-                    "multi_label": True,
-                    "num_labels": 3,
-                    "label_weights": [1.0, 0.0, 2.5],
-                    "curve": "PR",
-                },
-                "columns",
-            ),
-            ("AUC", {"label_weights": [1.0, 0.0, 2.5]}, "columns", "row"),
-            ("AUC", {"from_logits": True}, "logits"),
-        ]
-    )
-}
+_LISTED: list[Any] = [
+    ("BinaryAccuracy", {}, "binary"),
+    ("BinaryAccuracy", {"threshold": 0.3}, "columns", "row"),
+    ("CategoricalAccuracy", {}, "one_hot", "row"),
+    ("SparseCategoricalAccuracy", {}, "sparse", "row"),
+    ("SparseCategoricalAccuracy", {}, "sparse_column"),
+    ("TopKCategoricalAccuracy", {"k": 2}, "one_hot", "row"),
+    ("TopKCategoricalAccuracy", {}, "one_hot"),
+    ("SparseTopKCategoricalAccuracy", {"k": 3}, "sparse"),
+    ("SparseTopKCategoricalAccuracy", {"k": 2}, "sequence"),
+    (
+        "SparseTopKCategoricalAccuracy",
+        {"k": 2, "from_sorted_ids": True},
+        "sorted",
+        "row",
+    ),
+    ("MeanSquaredError", {}, "regression", "row"),
+    ("MeanSquaredError", {}, "column"),
+    ("MeanAbsoluteError", {}, "regression", "row"),
+    ("RootMeanSquaredError", {}, "regression", "row"),
+    ("RootMeanSquaredError", {}, "numbers"),
+    ("Precision", {}, "binary", "row"),
+    ("Precision", {"thresholds": [0.8, 0.2]}, "columns", "row"),
+    ("Precision", {"top_k": 2}, "one_hot"),
+    ("Precision", {"class_id": 1, "top_k": 2}, "one_hot", "row"),
+    ("Recall", {"thresholds": 0.4}, "column", "row"),
+    ("Recall", {"class_id": 2}, "one_hot"),
+    ("F1Score", {}, "one_hot", "row", {"num_classes": 4}),
+    (
+        "F1Score",
+        {"average": "macro", "threshold": 0.4},
+        *("columns", "row", {"num_classes": 3}),
+    ),
+    (
+        "F1Score",
+        {"average": "weighted"},
+        *("one_hot", None, {"num_classes": 4}),
+    ),
+    (
+        "F1Score",
+        {"average": "micro", "threshold": 0.5},
+        *("columns", None, {"num_classes": 3}),
+    ),
+    ("AUC", {}, "binary"),
+    ("AUC", {"curve": "PR"}, "binary", "row"),
+    ("AUC", {"num_thresholds": 7}, "columns", "row"),
+    ("AUC", {"curve": "PR", "num_thresholds": 9}, "columns"),
+    ("AUC", {"summation_method": "minoring", "num_thresholds": 5}, "binary"),
+    (
+        "AUC",
+        {
+            "summation_method": "majoring",
+            "curve": "PR",
+            "thresholds": [0.7, 0.3],
+        },
+        *("binary", "row"),
+    ),
+    ("AUC", {"multi_label": True, "num_labels": 3}, "columns", "row"),
+    (
+        "AUC",
+        {
+            "multi_label": True,
+            "num_labels": 3,
+            "label_weights": [1.0, 0.0, 2.5],
+            "curve": "PR",
+        },
+        "columns",
+    ),
+    ("AUC", {"label_weights": [1.0, 0.0, 2.5]}, "columns", "row"),
+    ("AUC", {"from_logits": True}, "logits"),
+]
+CASES = {f"{each[0]}-{i}": Case(*each) for i, each in enumerate(_LISTED)}
 SIZES = [3, 2, 3, 2]  # examples: parts of two replicas, in two steps
 
 

@@ -276,7 +276,12 @@ class Checkpoint:
     ) -> str:
         """Writes the arrays for those who do not have mirrax; returns the path.
 
-            mx.train.Checkpoint(model=model).export("model.safetensors")
+        >>> checkpoint = mx.train.Checkpoint(model={"w": mx.Variable(3.0)}, epoch=7)
+        >>> path = checkpoint.export(tempfile.mkdtemp() + "/weights", format="orbax")
+        >>> import orbax.checkpoint  # those who read it need no more
+        >>> found = orbax.checkpoint.StandardCheckpointer().restore(path)
+        >>> float(found["model"]["w"]), found["epoch"]
+        (3.0, 7)
 
         Names are those of a checkpoint: `model/dense/kernel`. In a safetensors file numbers
         and strings are in the metadata, as JSON; with `format="orbax"`,

@@ -125,8 +125,8 @@ class F1Score(Metric):
     >>> metric = mx.metrics.F1Score(threshold=0.5, num_classes=3)
     >>> metric.update_state([[1, 1, 1], [1, 0, 0], [1, 1, 0]],
     ...                     [[0.2, 0.6, 0.7], [0.2, 0.6, 0.6], [0.6, 0.8, 0.0]])
-    >>> print(metric.result().round(3))
-    [0.5   0.8   0.667]
+    >>> [round(float(score), 3) for score in metric.result()]
+    [0.5, 0.8, 0.667]
 
     Args:
         average: None for a result of each class; "macro" for their mean, "weighted" for their
