@@ -127,6 +127,14 @@ def test_a_few_bytes_of_each_copy_and_no_communication():
         assert [count(text, op) for op in ("all-reduce", "all-gather")] == [0, 0]
 
 
+def test_objects_that_cannot_be_looked_into_are_named():
+    strategy = mirrored(2)
+    with pytest.raises(
+        TypeError, match=r"\['a'\] is a object, of which it is not known"
+    ):
+        strategy.assert_in_sync({"a": object()})
+
+
 # NaN and infinite values -------------------------------------------------------------------
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import functools
+import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -38,6 +39,7 @@ from mirrax._src.state.distributed import DistributedVariable
 from mirrax._src.state.variable import Variable
 
 _SHOWN = 20
+_NO_ARRAYS = (str, bytes, type, np.dtype)
 
 
 @dataclass(frozen=True)
@@ -128,6 +130,7 @@ def _arrays_in(tree: PyTree, path: str = "") -> Iterator[_Found]:
     )
     for keys, leaf in leaves:
         name = path + jax.tree_util.keystr(keys)
+        leaf = foreign.variable_of(leaf)  # of Keras, say
         if isinstance(leaf, Variable):
             shown = f"variable {leaf.name!r}" + (name and f" at {name}")
             yield _Found(shown, leaf, leaf.shape, leaf.dtype)
@@ -143,6 +146,11 @@ def _arrays_in(tree: PyTree, path: str = "") -> Iterator[_Found]:
             yield _Found(name or "the value", leaf, jnp.shape(leaf), dtype)
         elif isinstance(getattr(leaf, "variables", None), list):
             yield from _arrays_in(leaf.variables, f"{name}.variables")
+        elif not isinstance(leaf, _NO_ARRAYS) and not inspect.isroutine(leaf):
+            raise TypeError(
+                f"{name or 'The value'} is a {type(leaf).__name__}, of which it is not known "
+                "what arrays it holds. Give its variables, as a list or a dict."
+            )
 
 
 def _may_differ(value: Any) -> bool:

@@ -398,7 +398,7 @@ class Strategy(Feeding):
 
         Args:
             tree: Variables, modules, optimizers, values from `replicate` or `run`, in any
-                structure; what is no array is not looked at.
+                structure. An object whose arrays are not known is a TypeError.
         """
         with self.entered("assert_in_sync"):
             checking.check_concrete("assert_in_sync")
