@@ -30,6 +30,7 @@ SCRIPTS = (
     "uneven",
     "input",
     "optimizer",
+    "checks",
     "checkpoints",
     "models_of_others",
     "workers",

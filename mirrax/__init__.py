@@ -24,6 +24,7 @@ if _TYPE_CHECKING:
     from mirrax import io as io
     from mirrax import metrics as metrics
     from mirrax import nn as nn
+    from mirrax import summary as summary
     from mirrax import train as train
     from mirrax._src.base.reduce_op import VariableAggregation as VariableAggregation
     from mirrax._src.base.reduce_op import (
@@ -58,6 +59,7 @@ else:
             "io",
             "metrics",
             "nn",
+            "summary",
             "train",
         ),
         names={

@@ -15,3 +15,6 @@ from mirrax._src.train.preemption import (
 from mirrax._src.train.preemption import TerminationConfig as TerminationConfig
 from mirrax._src.train.progress import Progress as Progress
 from mirrax._src.train.restoring import RestoreStatus as RestoreStatus
+from mirrax._src.train.tensorflow_checkpoint import (
+    load_tensorflow_checkpoint as load_tensorflow_checkpoint,
+)

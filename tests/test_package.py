@@ -47,6 +47,8 @@ DOORS = [
     "mirrax.io",
     "mirrax.metrics",
     "mirrax.nn",
+    "mirrax.summary",
+    "mirrax.summary.experimental",
     "mirrax.testing",
     "mirrax.train",
 ]
@@ -66,7 +68,7 @@ for name in dir(mirrax):
 from mirrax._src.base.jax_compat import backend_started
 assert not backend_started(), "a backend was started"
 heavy = {"flax", "optax", "orbax", "tensorflow", "torch", "keras", "grain", "datasets"}
-heavy |= {"rich", "click", "google_crc32c"}
+heavy |= {"rich", "click", "google_crc32c", "tensorboard", "safetensors"}
 assert not heavy & set(sys.modules), heavy & set(sys.modules)
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=SECONDS_TO_HANG)

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 from helpers.waiting import SECONDS_TO_HANG
 
-from mirrax._src.command_line import info, measuring
+from mirrax._src.command_line import info, measuring, tables
 from mirrax._src.command_line.commands import commands
 
 from .launching import ROOT
@@ -56,9 +56,37 @@ def test_tables(quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
     text = invoke().output
     for expected in ("Versions", "jaxlib", "CPU:7", "none", "TF_CONFIG is not set"):
         assert expected in text
-    for expected in ("NPROC", "16", "All-reduce, 8 replicas on 1 worker", "64 KiB"):
+    for expected in ("NPROC", "16", "8 replicas on 1 worker", "64 KiB"):
         assert expected in text
     assert " µs" in text and " GB/s" in text
+
+
+def test_it_fits_on_one_screen(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    sizes = [{"bytes": 2**i, "seconds": 1.5, "bytes_per_second": 2e9} for i in range(4)]
+    gpus = [{"name": f"GPU:{i}", "kind": "H200", "bytes": 2**37} for i in range(8)]
+    tables.show(
+        {
+            "versions": {f"package-{i}": f"1.{i}.0rc1" for i in range(20)},
+            "devices": [*gpus, {"name": "CPU:0", "kind": "cpu", "bytes": None}],
+            "cluster": {
+                "source": "Slurm",
+                "workers": {f"worker {i}": f"node{i}:8888" for i in range(500)},
+                "this": "worker 7",
+            },
+            "threads": {
+                "cores": {"usable": 8, "machine": 64},
+                "environment": {name: "-x=y " * 99 for name in info._VARIABLES},
+            },
+            "all_reduce": {"workers": 500, "replicas": 4000, "all_reduce": sizes},
+        }
+    )
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) <= 25 and max(map(len, lines)) <= 100
+    assert any("GPU:0 to GPU:7: H200, 128.0 GiB each" in line for line in lines)
+    assert any("and 494 more" in line for line in lines)
 
 
 def test_the_cluster_of_the_environment(

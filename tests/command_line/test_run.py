@@ -156,7 +156,6 @@ def test_the_installed_command_and_its_help() -> None:
         (["--workers", "4:2", "x.py"], "MIN at most MAX, such as 2:4"),
         (["--workers", "two", "x.py"], "'two' is neither a number nor MIN:MAX"),
         (["--workers", "0", "x.py"], "at least 1"),
-        (["x.py"], "Missing option '--workers'"),
         (
             ["--workers", "2", "--min-workers", "3", __file__],
             "is more than --workers 2",
@@ -164,6 +163,7 @@ def test_the_installed_command_and_its_help() -> None:
         (["--workers", "1:2", "--min-workers", "1", __file__], "Give one of them"),
         (["--workers", "2", "--min-workers", "1", __file__], "--max-restarts of at"),
         (["--workers", "1:2", "--max-restarts", "1", __file__], "at least 2, got 1"),
+        ([], "Missing argument 'SCRIPT'"),
     ],
 )
 def test_a_wrong_command_says_what_is_wrong(arguments: list[str], message: str) -> None:
@@ -174,3 +174,19 @@ def test_a_wrong_command_says_what_is_wrong(arguments: list[str], message: str) 
     done = CliRunner().invoke(commands, ["run", *arguments])
     assert done.exit_code == 2
     assert message in done.output
+
+
+def test_one_worker_has_the_whole_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    from click.testing import CliRunner
+
+    from mirrax._src.command_line import gpus
+    from mirrax._src.command_line import run as running
+    from mirrax._src.command_line.commands import commands
+
+    asked = []
+    monkeypatch.setattr(running, "launch", lambda options: asked.append(options) or 0)
+    assert CliRunner().invoke(commands, ["run", __file__]).exit_code == 0
+    assert (asked[0].minimum, asked[0].maximum, asked[0].nodes) == (1, 1, None)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2")
+    [variables] = gpus.environments(1, None, "gpu")
+    assert variables["CUDA_VISIBLE_DEVICES"] == "0,1,2"

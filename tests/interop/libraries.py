@@ -33,3 +33,11 @@ def hugging_face() -> Any:
 
 def keras() -> Any:
     return pytest.importorskip("keras")
+
+
+def tensorboard() -> Any:
+    return pytest.importorskip("tensorboard")
+
+
+def safetensors() -> Any:
+    return pytest.importorskip("safetensors")

@@ -150,3 +150,52 @@ def test_mistakes():
     two = optax.inject_hyperparams(optax.sgd)(learning_rate=1.0)
     with pytest.raises(AttributeError, match="2 learning rates"):
         _ = mx.train.Optimizer(optax.chain(two, two)).learning_rate
+
+
+# A variable as the rate -------------------------------------------------------------------
+
+
+@both_engines
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda rate: mx.train.Optimizer("sgd", learning_rate=rate),
+        lambda rate: mx.train.Optimizer(
+            optax.inject_hyperparams(optax.sgd)(learning_rate=rate)
+        ),
+        lambda rate: mx.train.Optimizer(optax.sgd(lambda count: rate)),
+    ],
+    ids=["by name", "injected", "schedule"],
+)
+def test_a_variable_is_read_in_each_step(engine, make):
+    strategy = mirrored(2)
+    with strategy.scope():
+        rate = mx.Variable(0.5)
+    w, step = stepping(strategy, make(rate), engine)
+    step()
+    rate.assign(2.0)
+    step()
+    assert w.numpy() == 10 - 2 * 0.5 - 2 * 2.0
+
+
+def test_setting_the_rate_assigns_the_variable():
+    strategy = mirrored(2)
+    with strategy.scope():
+        rate = mx.Variable(0.5)
+    optimizer = mx.train.Optimizer("adam", learning_rate=rate)
+    assert float(optimizer.learning_rate) == 0.5
+    optimizer.learning_rate = 0.25
+    assert rate.numpy() == 0.25
+
+
+@pytest.mark.parametrize(
+    "make",
+    [optax.sgd, optax.adam, lambda v: optax.chain(optax.clip(1.0), optax.adamw(v))],
+)
+def test_a_variable_that_optax_would_read_only_once(make):
+    for scope in (mx.get_strategy().scope(), mirrored(2).scope()):
+        with scope:
+            rate = mx.Variable(0.5, name="rate")
+        with pytest.raises(ValueError, match="'rate'.*read it now and never again"):
+            make(rate)
+    assert float(-1 * rate) == -0.5  # nobody else is disturbed

@@ -29,6 +29,7 @@ from typing import Any
 
 from mirrax._src.cluster import keeper
 from mirrax._src.cluster.keeper import Lines
+from mirrax._src.cluster.nodes import Nodes
 from mirrax._src.cluster.secret import secret_for_workers
 
 _SECONDS_TO_START = 30.0
@@ -88,6 +89,8 @@ class LocalCluster:
         log_bytes: If it is not 0, a longer log becomes `worker-0.log.1` and so on, of which
             three are kept, and a full disk does not reach the workers. If it is 0, workers
             write to their logs themselves.
+        nodes: The machines of a job of which these workers are one machine's share; they then
+            have the numbers from `first_worker` on.
     """
 
     def __init__(
@@ -100,16 +103,24 @@ class LocalCluster:
         attempt: int = 0,
         descriptors: Sequence[Sequence[int]] | None = None,
         log_bytes: int = 0,
+        nodes: Nodes | None = None,
     ) -> None:
-        self.logs = [directory / f"worker-{i}.log" for i in range(workers)]
-        self.failures = [directory / f"worker-{i}.failure.json" for i in range(workers)]
+        self.first_worker = nodes.rank * workers if nodes else 0
+        numbers = range(self.first_worker, self.first_worker + workers)
+        self.logs = [directory / f"worker-{i}.log" for i in numbers]
+        self.failures = [directory / f"worker-{i}.failure.json" for i in numbers]
         self.log_starts = [_size(log) for log in self.logs]
-        self.running = set(range(workers))
-        self._variables = secret_for_workers()
+        self.running = set(numbers)
+        # Of several machines none can make a secret for all.
+        self._variables = {} if nodes else secret_for_workers()
         self.log_problem = ""
         for path in self.failures:
             path.unlink(missing_ok=True)
-        addresses = [f"{_HOST}:{port}" for port in free_ports(workers)]
+        addresses = (
+            nodes.addresses(workers)
+            if nodes
+            else [f"{_HOST}:{port}" for port in free_ports(workers)]
+        )
         self.address, self.secret = addresses[0], "".join(self._variables.values())
         inherited = descriptors or [[] for _ in range(workers)]
         job = {
@@ -143,7 +154,7 @@ class LocalCluster:
     def _environment(
         self, worker: int, addresses: list[str], devices: int | None, attempt: int
     ) -> dict[str, str]:
-        task = {"type": "worker", "index": worker}
+        task = {"type": "worker", "index": self.first_worker + worker}
         values = {
             "TF_CONFIG": json.dumps({"cluster": {"worker": addresses}, "task": task}),
             "MIRRAX_LOG": str(self.logs[worker]),
@@ -192,18 +203,23 @@ class LocalCluster:
         messages = [json.loads(line) for line in lines]
         for message in messages:
             self.log_problem = message.get("log_problem", self.log_problem)
-        ends = [WorkerEnd(**each) for each in messages if "worker" in each]
+        ends = [
+            WorkerEnd(**{**each, "worker": self.first_worker + each["worker"]})
+            for each in messages
+            if "worker" in each
+        ]
         self.running -= {end.worker for end in ends}
         return ends
 
     def send_signal(self, number: int, workers: Iterable[int] | None = None) -> None:
         """Sends a signal to the processes of some workers, or of all that still run."""
         chosen = self.running if workers is None else self.running & set(workers)
-        self._tell(f"signal {int(number)} {' '.join(map(str, sorted(chosen)))}")
+        places = (str(worker - self.first_worker) for worker in sorted(chosen))
+        self._tell(f"signal {int(number)} {' '.join(places)}")
 
     def is_stopped(self, worker: int) -> bool:
         """Whether the worker's process is stopped: by SIGSTOP, or by a debugger."""
-        return _state(self.pids[worker]) in ("T", "t")
+        return _state(self.pids[worker - self.first_worker]) in ("T", "t")
 
     def close(self) -> None:
         """Kills what still runs: the workers, their children, and the children of those."""

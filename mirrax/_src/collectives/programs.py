@@ -51,11 +51,11 @@ def launch(
     its results lie on the mesh, which by default are equal on all replicas.
     """
     arrays = [array for array, _ in joined]
-    rows = tuple(mesh.has_row(layout) for _, layout in joined)
+    layouts = tuple(layout for _, layout in joined)
     # Inside a function that is being traced it is a part of that one's program.
     is_own = mesh.spans_workers and not any(isinstance(a, Tracer) for a in arrays)
     with launching:
-        compiled = _compiled(program, mesh, rows, specs)
+        compiled = _compiled(program, mesh, layouts, specs)
         if is_own:
             label = describe_program(program, arrays)
             _compare_once(mesh, label)
@@ -89,13 +89,16 @@ def _compare_once(mesh: ReplicaMesh, label: str) -> None:
 
 @functools.lru_cache(maxsize=4096)
 def _compiled(
-    program: ReplicaProgram, mesh: ReplicaMesh, rows: tuple[bool, ...], specs: Any
+    program: ReplicaProgram, mesh: ReplicaMesh, layouts: tuple[Layout, ...], specs: Any
 ) -> ReplicaProgram:
     def body(arrays: list[jax.Array]) -> list[jax.Array]:
-        return program([a[0] if has_row else a for a, has_row in zip(arrays, rows)])
+        return program(
+            [a[0] if mesh.has_row(k) else a for a, k in zip(arrays, layouts)]
+        )
 
+    ins = ([mesh.spec(layout) for layout in layouts],)
     mapped = jax.shard_map(
-        body, mesh=mesh.mesh, in_specs=mesh.split.spec, out_specs=specs, check_vma=False
+        body, mesh=mesh.mesh, in_specs=ins, out_specs=specs, check_vma=False
     )
     return jax.jit(mapped)
 

@@ -161,11 +161,12 @@ class Attempt:
 
     def _case(self, end: WorkerEnd) -> Case:
         n = end.worker
+        place = n - self._cluster.first_worker
         return read_case(
             end,
-            self._cluster.logs[n],
-            self._cluster.log_starts[n],
-            self._cluster.failures[n],
+            self._cluster.logs[place],
+            self._cluster.log_starts[place],
+            self._cluster.failures[place],
             n in self._killed,
             n in self._stopped,
         )

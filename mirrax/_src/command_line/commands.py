@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 import mirrax
+from mirrax._src.cluster.nodes import Nodes, find_nodes
 from mirrax._src.command_line import run as running
 from mirrax._src.command_line.top import top
 
@@ -63,7 +64,10 @@ _positive = click.IntRange(min=1)
 _seconds = click.FloatRange(min=0)
 
 
-@click.group()
+@click.group(
+    epilog='Completion in bash: eval "$(_MIRRAX_COMPLETE=bash_source mirrax)"; zsh and fish '
+    "have zsh_source and fish_source."
+)
 @click.version_option(mirrax.__version__)
 def commands() -> None:
     """TensorFlow's distribution strategies for JAX."""
@@ -76,8 +80,9 @@ def commands() -> None:
 @click.option(
     "--workers",
     type=_Sizes(),
-    required=True,
-    help="How many workers to start. MIN:MAX is short for MAX with --min-workers MIN.",
+    default="1",
+    help="How many workers to start on this machine, which divide its GPUs; one has all of "
+    "them. MIN:MAX is short for MAX with --min-workers MIN.",
 )
 @click.option(
     "--min-workers",
@@ -132,8 +137,22 @@ def commands() -> None:
     metavar="SECONDS",
     help="How long workers may save when this command has got SIGTERM or Ctrl-C.",
 )
+@click.option(
+    "--nodes",
+    type=_positive,
+    help="How many machines the job has. Start this command on each, with the same options; "
+    "what the next two do not say is taken from TF_CONFIG or Slurm.",
+)
+@click.option(
+    "--node-rank", type=click.IntRange(min=0), help="Which machine this is, from 0 on."
+)
+@click.option(
+    "--master",
+    metavar="HOST:PORT",
+    help="The first machine, and a free port there that the others can reach.",
+)
 @click.option("-m", "is_module", is_flag=True, help="SCRIPT is a module's name.")
-@click.argument("script")
+@click.argument("script", type=click.Path())  # whose names a shell can complete
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def run(
     workers: tuple[int, int],
@@ -145,11 +164,14 @@ def run(
     platform: str | None,
     grace_after_failure: float,
     grace_after_signal: float,
+    nodes: int | None,
+    node_rank: int | None,
+    master: str | None,
     is_module: bool,
     script: str,
     arguments: tuple[str, ...],
 ) -> None:
-    """Runs a script on several workers on this machine.
+    """Runs a script on workers on this machine, or on this machine's share of a cluster.
 
     Each worker runs `python SCRIPT ARGUMENTS` with a TF_CONFIG of its own, as
     mx.distribute.MultiWorkerMirroredStrategy() reads it. If one fails, the others are ended,
@@ -170,12 +192,36 @@ def run(
         platform=platform,
         grace_after_failure=grace_after_failure,
         grace_after_signal=grace_after_signal,
+        nodes=_nodes(nodes, node_rank, master, (fewest, most)),
     )
     try:
         code = running.launch(options)
     except running.LaunchError as error:
         raise click.ClickException(str(error)) from None
     running.end_with(code)
+
+
+def _nodes(
+    nodes: int | None,
+    node_rank: int | None,
+    master: str | None,
+    workers: tuple[int, int],
+) -> Nodes | None:
+    """The machines that the options name; None for this one alone."""
+    if nodes is None:
+        for option, value in (("--node-rank", node_rank), ("--master", master)):
+            if value is not None:
+                raise click.UsageError(f"{option} {value} needs --nodes.")
+        return None
+    if workers[0] != workers[1]:
+        raise click.UsageError(
+            f"Fewer workers than {workers[1]} (--min-workers or --workers MIN:MAX) do not go "
+            f"with --nodes {nodes}: all machines need one number."
+        )
+    try:
+        return find_nodes(nodes, node_rank, master)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
 
 
 @commands.command()

@@ -32,7 +32,15 @@ from mirrax._src.command_line.run import RunOptions, launch
 _PACKAGES = ("jax", "jaxlib", "numpy")
 _OPTIONAL = (
     *("optax", "orbax-checkpoint", "flax", "keras", "grain", "tensorflow", "torch"),
-    *("datasets", "click", "rich", "cloudpickle", "mpi4py"),
+    *(
+        "datasets",
+        "tensorboard",
+        "safetensors",
+        "click",
+        "rich",
+        "cloudpickle",
+        "mpi4py",
+    ),
     *("jax-cuda12-plugin", "jax-cuda13-plugin", "jax-rocm7-plugin", "libtpu"),
 )
 _VARIABLES = (

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mirrax._src.cluster.local_cluster import PREEMPTED, LocalCluster
+from mirrax._src.cluster.nodes import Nodes
 from mirrax._src.command_line import exits, gpus
 from mirrax._src.command_line.attempt import Attempt
 from mirrax._src.command_line.jobs import Job, announced, is_running, state_directory
@@ -41,6 +42,7 @@ class RunOptions:
     platform: str | None = None
     grace_after_failure: float = 10.0
     grace_after_signal: float = 60.0
+    nodes: Nodes | None = None
 
 
 class LaunchError(Exception):
@@ -56,10 +58,10 @@ def launch(options: RunOptions) -> int:
     directory = _make_directory(options.log_dir)
     with StopSignals() as stop, Screen(stop.is_urgent) as screen:
         launcher = _Launcher(options, directory, stop, screen)
-        if os.environ.get("TF_CONFIG"):
+        if os.environ.get("TF_CONFIG") and options.nodes is None:
             screen.say(
                 "mirrax: TF_CONFIG is set, but not used: the workers started here form a "
-                "cluster of their own on this machine.",
+                "cluster of their own on this machine (--nodes starts a share of it).",
                 "bold",
             )
         try:
@@ -126,8 +128,9 @@ class _Launcher:
             variables,
             attempt,
             log_bytes=options.log_bytes,
+            nodes=options.nodes,
         ) as cluster:
-            self._screen.follow(cluster.logs, cluster.log_starts)
+            self._screen.follow(cluster.logs, cluster.log_starts, cluster.first_worker)
             watching = Attempt(
                 cluster,
                 self._stop,
@@ -153,7 +156,9 @@ class _Launcher:
         """A line between what earlier attempts or runs have left in a log, and this one."""
         what = f"restart {attempt}" if attempt else "a new run"
         line = f"=== {what}, {time.strftime('%Y-%m-%d %H:%M:%S')} ===\n"
-        for worker in range(self._size):
+        nodes = self._options.nodes
+        first = nodes.rank * self._size if nodes else 0
+        for worker in range(first, first + self._size):
             path = self._directory / f"worker-{worker}.log"
             with contextlib.suppress(OSError):  # the workers' own lines will say it
                 if path.exists() and path.stat().st_size:

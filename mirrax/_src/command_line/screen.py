@@ -66,12 +66,12 @@ class Screen:
         """A message of the launcher's own."""
         self._messages.put(Text(message, style))
 
-    def follow(self, logs: list[Path], starts: list[int]) -> None:
-        """Shows what is written to the workers' logs from now on."""
-        width = len(str(len(logs) - 1))
+    def follow(self, logs: list[Path], starts: list[int], first: int = 0) -> None:
+        """Shows what is written to the logs of workers from number `first` on, from now on."""
+        width = len(str(first + len(logs) - 1))
         self._logs = [
             _Log(path, start, self._prefix(worker, width))
-            for worker, (path, start) in enumerate(zip(logs, starts))
+            for worker, (path, start) in enumerate(zip(logs, starts), first)
         ]
 
     def drain(self) -> None:

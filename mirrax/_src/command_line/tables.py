@@ -1,12 +1,17 @@
-"""What `mirrax info` has found, for people."""
+"""What `mirrax info` has found, for people: on one screen, whatever there is."""
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
+_SHOWN_WORKERS = 6
+_SHOWN_LETTERS = 80  # of an environment variable; `--json` has all
 _HINTS = {
     "Slurm": "pass cluster_resolver=SlurmClusterResolver() to the strategy",
     "JAX's detection": "pass cluster_resolver=JaxClusterResolver() to the strategy",
@@ -15,63 +20,69 @@ _HINTS = {
 
 def show(content: dict[str, Any]) -> None:
     """Prints all of it."""
-    console = Console(highlight=False)
-    for title, rows in (
-        ("Versions", list(content["versions"].items())),
+    table = Table.grid(padding=(0, 2))
+    for title, lines in (
+        ("Versions", [", ".join(f"{k} {v}" for k, v in content["versions"].items())]),
         ("Devices", _devices(content["devices"])),
         ("Cluster", _cluster(content["cluster"])),
         ("Threads", _threads(content["threads"])),
-        *_all_reduce(content["all_reduce"]),
+        ("All-reduce", _all_reduce(content["all_reduce"])),
     ):
-        table = Table(show_header=False)
-        for row in rows:
-            table.add_row(*row)
-        console.print(f"[bold]{title}[/bold]", table, sep="\n")
+        for heading, line in zip(itertools.chain([title], itertools.repeat("")), lines):
+            table.add_row(Text(heading, "bold"), Text(line))
+    Console(highlight=False).print(table)
 
 
-def _devices(found: Any) -> list[tuple[str, ...]]:
+def _devices(found: Any) -> list[str]:
     if "error" in found:
-        return [("error", found["error"])]
-    return [
-        (d["name"], d["kind"], f"{d['bytes'] / 2**30:.1f} GiB" if d["bytes"] else "")
-        for d in found
-    ]
+        return [found["error"]]
+    lines = []
+    for kind, group in itertools.groupby(found, lambda d: (d["kind"], d["bytes"])):
+        names = [device["name"] for device in group]
+        span = names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
+        memory = f", {kind[1] / 2**30:.1f} GiB each" if kind[1] else ""
+        lines.append(f"{span}: {kind[0]}{memory}")
+    return lines
 
 
-def _cluster(found: dict[str, Any] | None) -> list[tuple[str, ...]]:
+def _cluster(found: dict[str, Any] | None) -> list[str]:
     if found is None:
-        return [("none", "TF_CONFIG is not set, and JAX detects none")]
+        return ["none: TF_CONFIG is not set, and JAX detects none"]
     source = found["source"]
     if "error" in found:
-        return [("source", source), ("error", found["error"])]
-    rows = [("source", source), ("this process", found["this"])]
-    rows += found["workers"].items()
-    return [*rows, ("to use it", _HINTS[source])] if source in _HINTS else rows
+        return [f"of {source}: {found['error']}"]
+    names = [f"{name} at {address}" for name, address in found["workers"].items()]
+    lines = [f"of {source}; this process is {found['this']}", _shortened(names)]
+    return [*lines, f"to use it, {_HINTS[source]}"] if source in _HINTS else lines
 
 
-def _threads(found: dict[str, Any]) -> list[tuple[str, ...]]:
+def _shortened(names: Sequence[str]) -> str:
+    more = len(names) - _SHOWN_WORKERS
+    return ", ".join(names[:_SHOWN_WORKERS]) + (f" and {more} more" if more > 0 else "")
+
+
+def _threads(found: dict[str, Any]) -> list[str]:
     cores = found["cores"]
-    rows = [("cores", f"{cores['usable']} of the machine's {cores['machine']}")]
-    return rows + list(found["environment"].items())
+    settings = [f"{name}={value}" for name, value in found["environment"].items()]
+    return [
+        f"{cores['usable']} of the machine's {cores['machine']} cores",
+        *(s[:_SHOWN_LETTERS] + "…" * (len(s) > _SHOWN_LETTERS) for s in settings),
+    ]
 
 
-def _all_reduce(found: dict[str, Any]) -> list[tuple[str, list[tuple[str, ...]]]]:
+def _all_reduce(found: dict[str, Any]) -> list[str]:
     if "error" in found:
-        return [("All-reduce", [("error", found["error"])])]
+        return [found["error"]]
     if not found["all_reduce"]:
-        hint = "one device only; --devices 2 makes logical ones of the CPU"
-        return [("All-reduce", [("not measured", hint)])]
+        return ["not measured: one device only; --devices 2 makes logical ones"]
     workers = found["workers"]
     where = f"{found['replicas']} replicas on {workers} worker{'s' * (workers > 1)}"
-    rows = [
-        (
-            _size(row["bytes"]),
-            f"{row['seconds'] * 1e6:,.0f} µs",
-            f"{row['bytes_per_second'] / 1e9:.2f} GB/s" if row["bytes"] > 4 else "",
-        )
-        for row in found["all_reduce"]
-    ]
-    return [(f"All-reduce, {where}", rows)]
+    return [where, *map(_measured, found["all_reduce"])]
+
+
+def _measured(row: dict[str, Any]) -> str:
+    speed = f"{row['bytes_per_second'] / 1e9:9.2f} GB/s" if row["bytes"] > 4 else ""
+    return f"{_size(row['bytes']):>7} {row['seconds'] * 1e6:>11,.0f} µs{speed}"
 
 
 def _size(count: int) -> str:

@@ -23,6 +23,7 @@ from mirrax._src.base.mesh import Layout
 from mirrax._src.base.protocols import StrategyLike
 from mirrax._src.base.reduce_op import VariableAggregation, VariableSynchronization
 from mirrax._src.base.values import Atom, Mirrored, PerReplica, join
+from mirrax._src.state.frozen_rate import check_not_frozen
 from mirrax._src.state.parts import InParts, PartUpdate
 
 _numbers = itertools.count()
@@ -264,6 +265,11 @@ class Variable(InParts, Atom, metaclass=_VariableType):
 
     def __jax_array__(self) -> jax.Array:
         return self.read_value()
+
+    def __rmul__(self, other: Any) -> Any:
+        if type(other) is int:  # cheap to ask, and what Optax multiplies a rate by
+            check_not_frozen(self.name)
+        return super().__rmul__(other)
 
     def numpy(self) -> np.ndarray:
         """The value as a NumPy array of its own."""

@@ -35,7 +35,7 @@ from mirrax._src.engines.dispatch import run_replicas
 from mirrax._src.input.feeding import Feeding, check_not_in_replica
 from mirrax._src.state import foreign
 from mirrax._src.state.distributed import DistributedVariable
-from mirrax._src.strategies import reducing
+from mirrax._src.strategies import checking, reducing
 from mirrax._src.strategies.arguments import RunOptions, ValueContext, checked_run
 from mirrax._src.strategies.extended import StrategyExtended
 from mirrax._src.strategies.scope import Scope, check_cross_replica, enter_scope
@@ -380,6 +380,49 @@ class Strategy(Feeding):
             return Mirrored.of(whole, mesh) if mesh.size > 1 else first_copy(whole)
 
         return jax.tree.map(mirror, tree, is_leaf=foreign.is_module)
+
+    # Watching over values --------------------------------------------------------------
+
+    def assert_in_sync(self, tree: PyTree) -> None:
+        """Raises an AssertionError if copies that should be equal are not, bit by bit.
+
+        >>> strategy = mx.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+        >>> with strategy.scope():
+        ...     w, optimizer = mx.Variable(jnp.ones(3)), mx.train.Optimizer("sgd", learning_rate=0.1)
+        >>> strategy.assert_in_sync([w, optimizer])
+
+        The message names the variable, the replica and the worker. Every device reads its copies
+        once and makes 4 bytes of each; the host compares them, workers exchange one number.
+        Variables that are combined when they are read (ON_READ, as in metrics) may differ and
+        are not looked at. Call it on all workers, outside `run`.
+
+        Args:
+            tree: Variables, modules, optimizers, values from `replicate` or `run`, in any
+                structure. An object whose arrays are not known is a TypeError.
+        """
+        with self.entered("assert_in_sync"):
+            checking.check_concrete("assert_in_sync")
+            checking.check_in_sync(self.replica_mesh, tree)
+
+    def check_numerics(self, tree: PyTree, step: Any = None) -> None:
+        """Raises a FloatingPointError if there is a NaN or an infinite value in `tree`.
+
+        >>> strategy = mx.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+        >>> losses = strategy.run(lambda: jnp.array(0.5))
+        >>> strategy.check_numerics({"loss": losses}, step=3)
+
+        The message names the array, the replica, the worker and the step. Every device reads its
+        parts once and counts; the host waits for 4 bytes of each array. Call it on all workers,
+        outside `run`; to keep such gradients out of variables at the same time, wrap the
+        transformation: `optax.apply_if_finite(optax.adam(1e-3), 5)`.
+
+        Args:
+            tree: As for `assert_in_sync`; arrays that are not floating-point are not looked at.
+            step: The number or variable that the message names.
+        """
+        with self.entered("check_numerics"):
+            checking.check_concrete("check_numerics")
+            checking.check_finite(self.replica_mesh, tree, step)
 
     # For the layers below, which know a strategy only by these ------------------------
 

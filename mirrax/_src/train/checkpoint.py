@@ -19,7 +19,7 @@ from mirrax._src.base.jax_compat import outside_traces
 from mirrax._src.base.logical import launching
 from mirrax._src.cluster.runtime import current_cluster
 from mirrax._src.state.variable import OrdinaryVariable, Variable, VariableSpec
-from mirrax._src.train import storage
+from mirrax._src.train import exporting, storage
 from mirrax._src.train.restoring import Matching, RestoreStatus, open_checkpoint
 from mirrax._src.train.saving import (
     Item,
@@ -238,12 +238,7 @@ class Checkpoint:
         place = Path(os.path.realpath(path))
         cluster = current_cluster()
         is_writer = cluster is None or cluster.worker == 0
-        arrays, values = {}, {}
-        with launching:  # no other thread's step may take the memory meanwhile
-            for name, item in self.collect().items.items():
-                (arrays if item.is_array else values)[name] = _taken(name, item)
-            if is_writer:
-                _copy_to_host(arrays)
+        arrays, values = self._take(is_writer)
         if not is_writer:
             # For who cleans up after it.
             place.parent.mkdir(parents=True, exist_ok=True)
@@ -254,6 +249,16 @@ class Checkpoint:
             self.sync()
         return path
 
+    def _take(self, is_writer: bool) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Arrays and values as they are now."""
+        arrays, values = {}, {}
+        with launching:  # no other thread's step may take the memory meanwhile
+            for name, item in self.collect().items.items():
+                (arrays if item.is_array else values)[name] = _taken(name, item)
+            if is_writer:
+                _copy_to_host(arrays)
+        return arrays, values
+
     def sync(self) -> None:
         """Waits until everything that was saved is on the disk.
 
@@ -261,6 +266,44 @@ class Checkpoint:
             OSError: If it could not be written.
         """
         writer.wait(self)
+
+    def export(
+        self,
+        path: str | os.PathLike[str],
+        format: str = "safetensors",
+        *,
+        overwrite: bool = False,
+    ) -> str:
+        """Writes the arrays for those who do not have mirrax; returns the path.
+
+        >>> checkpoint = mx.train.Checkpoint(model={"w": mx.Variable(3.0)}, epoch=7)
+        >>> path = checkpoint.export(tempfile.mkdtemp() + "/weights", format="orbax")
+        >>> import orbax.checkpoint  # those who read it need no more
+        >>> found = orbax.checkpoint.StandardCheckpointer().restore(path)
+        >>> float(found["model"]["w"]), found["epoch"]
+        (3.0, 7)
+
+        Names are those of a checkpoint: `model/dense/kernel`. In a safetensors file numbers
+        and strings are in the metadata, as JSON; with `format="orbax"`,
+        `orbax.checkpoint.StandardCheckpointer().restore(path)` gives a nested dict of all.
+        States of iterators are left out. What is written is there on return, and whole or
+        not at all. Of several workers all have to call it, and the first one writes.
+
+        Args:
+            path: The file, or with "orbax" the directory.
+            format: "safetensors" or "orbax".
+            overwrite: Whether to replace what is at `path`.
+
+        Raises:
+            ModuleNotFoundError: If safetensors is not installed.
+            FileExistsError: If there is something at `path`.
+        """
+        _check_outside("export")
+        write, cluster = exporting.writer_for(format), current_cluster()
+        arrays, values = self._take(cluster is None or cluster.worker == 0)
+        arrays.pop(_COUNTER, None)
+        exporting.export(write, Path(path), arrays, values, overwrite, cluster)
+        return os.fsdecode(path)
 
     # Restoring -------------------------------------------------------------------------
 

@@ -38,7 +38,17 @@ def by_name(name: str, hyperparameters: dict[str, Any]) -> Any:
         )
     if _NAME not in hyperparameters:
         raise TypeError(f"`mx.train.Optimizer({name!r})` needs a `learning_rate`.")
-    return optax.inject_hyperparams(made)(**hyperparameters)
+    transformation = optax.inject_hyperparams(made)(**hyperparameters)
+    rate = hyperparameters[_NAME]
+    if not isinstance(rate, Variable):
+        return transformation
+
+    class ReadsVariable(optax.GradientTransformationExtraArgs):
+        """A transformation whose learning rate is a variable, which each step reads."""
+
+        rate_variable = rate
+
+    return ReadsVariable(*transformation)
 
 
 def _parameters(fn: Any) -> list[str]:
@@ -64,8 +74,12 @@ class HasLearningRate:
 
         It can be read and set in cross-replica context, in replicas, and in an `mx.function`,
         and is saved in checkpoints. For this the optimizer is made by name, or from
-        `optax.inject_hyperparams`. A schedule can be read, not set.
+        `optax.inject_hyperparams`. A schedule can be read, not set. A variable,
+        `mx.train.Optimizer("sgd", learning_rate=variable)`, is read by each step; setting the
+        learning rate assigns it, and a checkpoint has it only if it is given the variable.
         """
+        if (variable := self._rate_variable) is not None:
+            return variable.read_value()
         if self._state is None and self._rate_to_come is not None:
             return jnp.asarray(self._rate_to_come)
         rate = self._rates().hyperparams[_NAME]
@@ -73,7 +87,8 @@ class HasLearningRate:
 
     @learning_rate.setter
     def learning_rate(self, value: Any) -> None:
-        state = self._rates()
+        variable = self._rate_variable
+        state = None if variable is not None else self._rates()
         if callable(value) and not isinstance(value, Variable):
             raise TypeError(
                 f"The learning rate of {self.name!r} is set to a function. A schedule is given "
@@ -85,14 +100,20 @@ class HasLearningRate:
                 f"The learning rate of {self.name!r} follows a schedule, so that it cannot be "
                 f"set to {value}. Make the optimizer with a number, or change the schedule."
             )
-        if self._state is None:
-            self._rate_to_come = jnp.asarray(value, jnp.result_type(float))
-            return
-        variable = state.hyperparams[_NAME]
+        if variable is None:
+            if self._state is None:
+                self._rate_to_come = jnp.asarray(value, jnp.result_type(float))
+                return
+            variable = self._rates().hyperparams[_NAME]
         if context.current().replica is None or context.is_default():
             variable.assign(value)
         else:
             variable.store_agreed(variable.convert(value))
+
+    @property
+    def _rate_variable(self) -> Variable | None:
+        """The user's variable that is the learning rate, if it is one."""
+        return getattr(self._transformation, "rate_variable", None)
 
     def _rates(self) -> Any:
         """The part of the state that has the learning rate."""

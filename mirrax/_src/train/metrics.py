@@ -34,10 +34,10 @@ class Metric:
         self.dtype = jnp.dtype(dtype or "float32")
         self._sums: dict[str, Variable] = {}
 
-    def add_sum(self, name: str) -> Variable:
+    def add_sum(self, name: str, shape: tuple[int, ...] = ()) -> Variable:
         """A new variable, 0 at the start: each replica adds to its own copy."""
         self._sums[name] = Variable(
-            jnp.zeros((), self.dtype),
+            jnp.zeros(shape, self.dtype),
             name=f"{self.name}/{name}",
             synchronization=VariableSynchronization.ON_READ,
             aggregation=VariableAggregation.SUM,
@@ -66,7 +66,7 @@ class Metric:
     def reset_state(self) -> None:
         """Begins anew, for the next epoch."""
         for variable in self._sums.values():
-            variable.assign(jnp.zeros((), self.dtype))
+            variable.assign(jnp.zeros(variable.shape, self.dtype))
 
     def __call__(self, *args: Any, **kwargs: Any) -> jax.Array:
         """`update_state`, then `result`."""
@@ -95,7 +95,7 @@ class Sum(Metric):
     def update_state(self, values: Any, sample_weight: Any = None) -> None:
         """Adds `values`, times `sample_weight`."""
         values, _ = _per_example(values, sample_weight, self.dtype, jnp.sum)
-        _add(self.total, jnp.sum(values, dtype=self.dtype))
+        add(self.total, jnp.sum(values, dtype=self.dtype))
 
     def result(self) -> jax.Array:
         """The sum."""
@@ -128,8 +128,8 @@ class Mean(Metric):
         count as one example of that weight, as in Keras.
         """
         values, weights = _per_example(values, sample_weight, self.dtype, jnp.mean)
-        _add(self.total, jnp.sum(values, dtype=self.dtype))
-        _add(self.count, jnp.sum(weights, dtype=self.dtype))
+        add(self.total, jnp.sum(values, dtype=self.dtype))
+        add(self.count, jnp.sum(weights, dtype=self.dtype))
 
     def result(self) -> jax.Array:
         """The mean."""
@@ -150,9 +150,9 @@ class Accuracy(Mean):
 
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
         """Adds a batch of labels and of what was predicted for them."""
-        y_true, y_pred = _as_numbers(y_true), _as_numbers(y_pred)
-        y_true, y_pred = _same_rank(y_true.astype(y_pred.dtype), y_pred)
-        _check_fit(y_true, y_pred)
+        y_true, y_pred = as_numbers(y_true), as_numbers(y_pred)
+        y_true, y_pred = same_rank(y_true.astype(y_pred.dtype), y_pred)
+        check_fit(y_true, y_pred)
         super().update_state(y_true == y_pred, sample_weight)
 
 
@@ -169,26 +169,19 @@ class SparseCategoricalAccuracy(Mean):
 
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
         """Adds a batch of labels and of the scores of all classes."""
-        y_true, y_pred = _as_numbers(y_true), _as_numbers(y_pred)
-        chosen = jnp.argmax(y_pred, axis=-1)
-        if y_true.ndim == y_pred.ndim and y_true.shape[-1] == 1:
-            y_true = y_true[..., 0]
-        if y_true.shape != chosen.shape:
-            raise ValueError(
-                f"Labels of shape {y_true.shape} do not fit scores of shape {y_pred.shape}."
-            )
-        super().update_state(y_true == chosen, sample_weight)
+        labels, scores = labels_and_scores(y_true, y_pred)
+        super().update_state(labels == jnp.argmax(scores, axis=-1), sample_weight)
 
 
 def _per_example(
     values: Any, weights: Any, dtype: Any, reduce: Any
 ) -> tuple[jax.Array, jax.Array]:
     """Values (weighted) and weights, one for each example; further axes are reduced."""
-    values = _as_numbers(values).astype(dtype)
+    values = as_numbers(values).astype(dtype)
     if weights is None:
         values = reduce(values, axis=tuple(range(1, values.ndim)))
         return values, jnp.ones_like(values)
-    weights = _as_numbers(weights).astype(dtype)
+    weights = as_numbers(weights).astype(dtype)
     if abs(weights.ndim - values.ndim) == 1:
         weights = match_rank(weights, values)
     values = reduce(values, axis=tuple(range(weights.ndim, values.ndim)))
@@ -197,7 +190,8 @@ def _per_example(
     return tuple(reduce(x, axis=tuple(range(1, x.ndim))) for x in both)  # type: ignore[return-value]
 
 
-def _as_numbers(values: Any) -> jax.Array:
+def as_numbers(values: Any) -> jax.Array:
+    """`values` as an array."""
     if values is None:
         raise ValueError("A metric needs values to add, got None.")
     try:
@@ -208,7 +202,7 @@ def _as_numbers(values: Any) -> jax.Array:
         ) from None
 
 
-def _same_rank(a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
+def same_rank(a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Arrays of which one has a last axis of one too many, without it."""
     if a.ndim == b.ndim + 1 and a.shape[-1] == 1:
         return a[..., 0], b
@@ -217,7 +211,20 @@ def _same_rank(a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
     return a, b
 
 
-def _check_fit(a: jax.Array, b: jax.Array) -> None:
+def labels_and_scores(y_true: Any, y_pred: Any) -> tuple[jax.Array, jax.Array]:
+    """Numbers of classes, without a last axis of one, and the scores of all classes."""
+    y_true, y_pred = as_numbers(y_true), as_numbers(y_pred)
+    if y_true.ndim == y_pred.ndim and y_true.shape[-1:] == (1,):
+        y_true = y_true[..., 0]
+    if not y_pred.ndim or y_true.shape != y_pred.shape[:-1]:
+        raise ValueError(
+            f"Labels of shape {y_true.shape} do not fit scores of shape {y_pred.shape}."
+        )
+    return y_true, y_pred
+
+
+def check_fit(a: jax.Array, b: jax.Array) -> None:
+    """Raises if labels and predictions cannot be compared."""
     try:
         jnp.broadcast_shapes(a.shape, b.shape)
     except ValueError:
@@ -226,7 +233,8 @@ def _check_fit(a: jax.Array, b: jax.Array) -> None:
         ) from None
 
 
-def _add(variable: Variable, amount: jax.Array) -> None:
+def add(variable: Variable, amount: jax.Array) -> None:
+    """Adds to a sum, in a replica or outside."""
     # Not `assign_add`, which is an error for sums outside of replicas.
     total = variable.read_value() + amount
     is_whole = jnp.issubdtype(variable.dtype, jnp.integer)
