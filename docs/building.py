@@ -156,12 +156,38 @@ def file_of(module: str) -> Path:
     return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
 
 
-class FencedExamples(griffe.Extension):
-    """Examples in docstrings (`>>>`) are code, which Markdown would take for quotations."""
+class PublicParts(griffe.Extension):
+    """Leaves out what `hides` keeps from users, and marks examples in docstrings as code.
+
+    Markdown would take `>>>` for a quotation.
+    """
 
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
         if obj.docstring is not None:
             obj.docstring.value = fence(obj.docstring.value)
+
+    def on_package(self, *, pkg: griffe.Module, **_: Any) -> None:
+        for cls in classes_of(pkg):
+            family = [cls, *cls.mro()]
+            for name in [name for member in family for name in hidden_by(member)]:
+                for member in family:  # a class hides what its bases bring, too
+                    member.members.pop(name, None)
+
+
+def classes_of(module: griffe.Module) -> list[griffe.Class]:
+    found = [member for member in module.members.values() if not member.is_alias]
+    classes = [member for member in found if isinstance(member, griffe.Class)]
+    for inner in found:
+        if isinstance(inner, griffe.Module):
+            classes += classes_of(inner)
+    return classes
+
+
+def hidden_by(cls: griffe.Class) -> list[str]:
+    texts = [str(decorator.value) for decorator in cls.decorators]
+    return [
+        n for t in texts if t.startswith("hides(") for n in re.findall(r"\w+", t)[1:]
+    ]
 
 
 def fence(text: str) -> str:

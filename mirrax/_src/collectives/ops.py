@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from mirrax._src.base.hiding import hides
 from mirrax._src.base.reduce_op import ReduceOp
 from mirrax._src.base.sparse import IndexedSlices
 from mirrax._src.base.values import PerReplica, ReplicaValues
@@ -18,6 +19,7 @@ from mirrax._src.collectives.options import CommunicationOptions
 from mirrax._src.state.distributed import DistributedVariable
 
 
+@hides("limits", "pack_limits", "reduce_in_program")
 class CrossDeviceOps:
     """How a strategy reduces and copies values; subclass it to bring an algorithm of your own.
 

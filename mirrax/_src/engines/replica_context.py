@@ -14,6 +14,7 @@ from jax import lax
 from mirrax._src.base import context
 from mirrax._src.base.devices import device_name
 from mirrax._src.base.errors import RunEagerly, users_line
+from mirrax._src.base.hiding import hides
 from mirrax._src.base.jax_compat import Device, Tracer, uncommitted
 from mirrax._src.base.mesh import AXIS_NAME, Layout
 from mirrax._src.base.protocols import StrategyLike
@@ -37,6 +38,7 @@ from mirrax._src.collectives.options import CommunicationOptions
 from mirrax._src.engines.meeting import Meeting, Request
 
 
+@hides("local_index", "merge", "rejoined")
 class ReplicaContext:
     """The current replica: its id, and collectives with the other replicas.
 

@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from mirrax._src.base.hiding import hides
 from mirrax._src.input import sources
 from mirrax._src.input.arguments import integer
 from mirrax._src.input.fingerprint import fingerprint
@@ -43,6 +44,7 @@ INFINITE_CARDINALITY = INFINITE
 UNKNOWN_CARDINALITY = UNKNOWN
 
 
+@hides("node")
 class Dataset(Elements, Batches, Order, Keeping):
     """A pipeline of elements: where they come from and what is done to them.
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from mirrax._src.base import context
 from mirrax._src.base.errors import OutOfRangeError, RunEagerly
+from mirrax._src.base.hiding import hides
 from mirrax._src.input.blocks import value_of
 from mirrax._src.input.node import Cursor, Node, Path, State, open_cursor, walk
 from mirrax._src.input.structure import PyTree
@@ -58,6 +59,7 @@ class Passes:
         self._next = number + 1
 
 
+@hides("is_global", "restart")
 class IteratorBase:
     """What iterators of datasets and of distributed datasets share.
 

@@ -15,6 +15,7 @@ import jax
 import numpy as np
 
 from mirrax._src.base import specs
+from mirrax._src.base.hiding import hides
 from mirrax._src.base.specs import STRING, TensorSpec
 from mirrax._src.base.structures import builder_of
 
@@ -30,6 +31,7 @@ class Nested:
         raise NotImplementedError
 
 
+@hides("example")
 class DatasetSpec:
     """What describes a dataset in an element of another one, as `window` gives them.
 

@@ -17,6 +17,7 @@ from jax import lax
 
 from mirrax._src.base import context
 from mirrax._src.base.errors import RunEagerly
+from mirrax._src.base.hiding import hides
 from mirrax._src.base.jax_compat import Tracer, is_staging, uncommitted
 from mirrax._src.base.logical import launching
 from mirrax._src.base.mesh import Layout
@@ -126,6 +127,24 @@ class _VariableType(type):
         return context.current().strategy.extended.create_variable(spec)
 
 
+@hides(
+    "become",
+    "check_not_lost",
+    "check_readable",
+    "concrete",
+    "convert",
+    "has_values",
+    "home",
+    "in_one_array",
+    "move_to",
+    "number",
+    "replace_array",
+    "store_agreed",
+    "store_local",
+    "stored",
+    "strategy",
+    "with_dtype",
+)
 class Variable(InParts, Atom, metaclass=_VariableType):
     """An array that can be assigned. In a strategy's scope, a copy on each device.
 

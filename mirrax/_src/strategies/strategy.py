@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from mirrax._src.base import context
 from mirrax._src.base.errors import hide_own_frames, renamed
+from mirrax._src.base.hiding import hides
 from mirrax._src.base.jax_compat import Device, Tracer
 from mirrax._src.base.mesh import AXIS_NAME, Layout, ReplicaMesh
 from mirrax._src.base.reduce_op import ReduceOp
@@ -44,6 +45,22 @@ from mirrax._src.strategies.stepping import Stepper, check_not_traced
 _ALREADY = contextlib.nullcontext()
 
 
+@hides(
+    "describe_replica",
+    "enter_scope",
+    "entered",
+    "extended_class",
+    "first_part",
+    "gather_everywhere",
+    "has_plain_values",
+    "initial_on_all_workers",
+    "input_share",
+    "mesh",
+    "note_steps",
+    "place_of",
+    "replica_mesh",
+    "stepper",
+)
 class Strategy(Feeding):
     """How computation is spread over devices: one replica of a function on each.
 
