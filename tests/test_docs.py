@@ -55,7 +55,7 @@ def test_examples_run(page: Path) -> None:
 
 def test_the_readme_has_examples() -> None:
     blocks = BLOCK.findall((ROOT / "README.md").read_text())
-    assert len(blocks) >= 4
+    assert len(blocks) >= 3
 
 
 def links(page: Path) -> Iterator[tuple[Path, str]]:
