@@ -94,9 +94,9 @@ def main(arguments: list[str] | None = None) -> None:
         np.testing.assert_allclose(
             resumed.weights.numpy(), in_one_go.weights.numpy(), atol=1e-5
         )
-        newest = mx.train.latest_checkpoint(interrupted)
+        newest = str(mx.train.latest_checkpoint(interrupted))
         names = sorted(n for n in mx.train.load_checkpoint(newest) if "weights" in n)
-        print(f"{os.path.basename(str(newest))} holds {', '.join(names)}")
+        print(f"{os.path.basename(newest)} holds {', '.join(names)}")
 
         file = os.path.join(directory, "weights.npz")
         export(resumed, file)

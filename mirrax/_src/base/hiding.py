@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 _Class = TypeVar("_Class", bound=type)
 
@@ -15,7 +15,7 @@ def hides(*names: str) -> Callable[[_Class], _Class]:
     """
 
     def decorate(cls: _Class) -> _Class:
-        shown = cls.__dir__
+        shown: Any = cls.__dir__
 
         def __dir__(self: object) -> Iterable[str]:
             return [name for name in shown(self) if name not in names]

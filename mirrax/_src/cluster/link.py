@@ -93,7 +93,7 @@ class Link:
         if not is_proof(
             answer.get("proved", ""), self._secret, "roster", worker, challenges
         ):
-            raise self._refusal("worker 0 has another secret than this worker")
+            raise self._refusal("worker 0 has a different secret from this worker")
 
     def _refusal(self, why: str) -> RuntimeError:
         self._close()

@@ -147,8 +147,8 @@ class SimpleClusterResolver(ClusterResolver):
     ) -> None:
         if not isinstance(cluster_spec, ClusterSpec):
             raise TypeError(
-                f"`cluster_spec` must be a ClusterSpec, got {cluster_spec!r}. Write "
-                "ClusterSpec({...}) around it."
+                f"`cluster_spec` must be a ClusterSpec, got {cluster_spec!r}. Wrap it: "
+                "`ClusterSpec({...})`."
             )
         if not isinstance(master, str):
             raise TypeError(f"`master` must be a string, got {master!r}.")

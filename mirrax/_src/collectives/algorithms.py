@@ -123,7 +123,8 @@ class ReduceProgram:
         def reduce(array: jax.Array) -> jax.Array:
             if array.dtype == jnp.bool_:
                 raise TypeError(
-                    "Booleans cannot be summed; convert them first: `value.astype(int)`."
+                    f"Booleans cannot be summed, and a value of shape {array.shape} holds them; "
+                    "convert them first: `value.astype(int)`."
                 )
             total = self.ops.reduce_in_program(array, self.mesh)
             return total / self.mesh.size if self.op is ReduceOp.MEAN else total

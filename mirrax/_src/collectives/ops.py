@@ -114,7 +114,7 @@ def check_destinations(destinations: Destinations) -> Destinations:
     ):
         raise ValueError(
             "`destinations` must name where the result goes: a variable, a distributed "
-            "value, a device or a list of devices."
+            f"value, a device or a list of devices; got {destinations!r}."
         )
     return destinations
 

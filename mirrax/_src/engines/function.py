@@ -370,7 +370,7 @@ class Function:
             self._recent[token][place] = program
             return result
         raise RuntimeError(
-            f"{self!r} was not run: other threads change all the time whether the copies of its "
+            f"{self!r} was not run: other threads keep changing whether the copies of its "
             "variables are the same on all replicas. Let one thread assign them."
         )
 

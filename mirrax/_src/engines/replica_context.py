@@ -124,8 +124,8 @@ class ReplicaContext:
         leaves, tree = jax.tree.flatten(opened(value, "value"), is_leaf=_is_sparse)
         if any(map(_is_sparse, leaves)):
             raise NotImplementedError(
-                "`all_gather` takes arrays; gather the values and indices of IndexedSlices "
-                "one by one."
+                f"`all_gather` takes arrays, got {next(filter(_is_sparse, leaves))!r}; gather the "
+                "values and indices of IndexedSlices one by one."
             )
         leaves = [jnp.asarray(leaf) for leaf in leaves]
         for leaf in leaves:
@@ -337,8 +337,8 @@ def check_gather_axis(value: Any, axis: int) -> None:
     ndim = np.ndim(value)
     if ndim == 0:
         raise ValueError(
-            "Scalars cannot be gathered, there is no axis to join them on; reshape them "
-            "to (1,) first."
+            f"Scalars cannot be gathered, there is no axis {axis} to join them on; reshape "
+            "them to (1,) first."
         )
     if not -ndim <= axis < ndim:
         raise ValueError(f"Axis {axis} is out of range for a value with {ndim} axes.")

@@ -338,6 +338,6 @@ def _check_place(what: str) -> None:
     if not outside_traces():
         raise RuntimeError(
             f"`{what}` of a distributed dataset is called inside a JAX transformation (jit, "
-            "grad, ...), which would use this one batch for ever. Use `mx.function`, or take "
+            "grad, ...), which would use the same batch every time. Use `mx.function`, or take "
             "the batch outside."
         )

@@ -33,7 +33,7 @@ class Optional:
         """
         if not self._value:
             raise ValueError(
-                "There is no value: the data has ended. Ask `has_value()` first."
+                "There is no value: the data has ended. Check `has_value()` first."
             )
         return self._value[0]
 
@@ -111,7 +111,7 @@ class IteratorBase:
             return next(self)
         except StopIteration:
             raise OutOfRangeError(
-                "The data has ended: there is no next element."
+                f"The data has ended: this {type(self).__name__} has no next element."
             ) from None
 
     def get_next_as_optional(self) -> Optional:
@@ -142,7 +142,7 @@ class IteratorBase:
         is_whole = isinstance(state, dict) and state.keys() >= {*self._facts, *_KEYS}
         if not is_whole or state["kind"] != self._facts["kind"]:
             raise ValueError(
-                f"This is no state of such an iterator: {state!r}. Pass what `get_state()` of "
+                f"This is not the state of such an iterator: {state!r}. Pass what `get_state()` of "
                 "an iterator over the same pipeline returned."
             )
         self._check_facts(state)

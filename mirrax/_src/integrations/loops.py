@@ -107,7 +107,7 @@ class MultiStepContext:
         return self._slots[key].assign(value)
 
     def set_non_tensor_output(self, name: str, output: Any) -> None:
-        """Makes `output`, which is no array, a result: in a replica, those of all in a tuple."""
+        """Makes `output`, which is not an array, a result: in a replica, those of all in a tuple."""
         here = context.current()
         leaves = jax.tree.leaves(output, is_leaf=is_leaf)
         if any(isinstance(leaf, Tracer) or is_leaf(leaf) for leaf in leaves):

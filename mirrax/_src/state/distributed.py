@@ -122,7 +122,7 @@ class DistributedVariable(Variable):
             self._assign_together(here, value, update)
 
     def _check_strategy(self, here: Context, what: str) -> None:
-        """Raises if the current code works for another strategy than the variable's."""
+        """Raises if the current code belongs to a different strategy from the variable's."""
         if here.strategy is self.strategy or context.is_default():
             return
         place = "scope" if here.replica is None else "replica"

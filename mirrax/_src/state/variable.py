@@ -95,8 +95,8 @@ class VariableSpec:
                 )
             if value is None:
                 raise ValueError(
-                    "A variable needs an `initial_value`: an array, a number or a "
-                    "function without arguments that returns one."
+                    f"Variable {self.name!r} needs an `initial_value`: an array, a number or "
+                    "a function without arguments that returns one."
                 )
             if isinstance(value, np.ndarray):  # whose memory JAX may take over on CPUs
                 value = value.copy()
@@ -259,13 +259,13 @@ class Variable(InParts, Atom, metaclass=_VariableType):
         lost.discard(self.number)
 
     def check_readable(self) -> None:
-        """Raises inside a trace of JAX's own, which would keep today's value for ever."""
+        """Raises inside a trace of JAX's own, which would keep the value that it has now."""
         self.check_not_lost()
         if is_staging():
             raise RuntimeError(
                 f"Variable {self.name!r} is read inside a function that JAX traces on its own "
-                "(`jax.jit`, the body of a `lax.scan`, ...), which would keep today's value "
-                "for ever. Use `mx.function` in place of `jax.jit`, or around the code that "
+                "(`jax.jit`, the body of a `lax.scan`, ...), which would keep the value "
+                "it has now. Use `mx.function` in place of `jax.jit`, or around the code that "
                 "calls `lax.scan`; or read the variable outside and pass the value in."
             )
 

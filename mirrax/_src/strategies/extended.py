@@ -173,7 +173,8 @@ class StrategyExtended:
             )
         if context.current().strategy is not self._strategy:
             raise RuntimeError(
-                "`colocate_vars_with` may only be used inside `strategy.scope()`."
+                "`colocate_vars_with` may only be used inside `strategy.scope()` of "
+                f"{self._strategy!r}."
             )
         return context.changed(colocate_with=colocate_with_variable)
 
@@ -269,8 +270,8 @@ class StrategyExtended:
         devices = destination_devices(check_destinations(colocate_with))
         if mesh is not None and set(devices) - set(mesh.local_devices):
             raise ValueError(
-                "`colocate_with` must be what `non_slot_devices` returned: devices of this "
-                "strategy."
+                "`colocate_with` must be what `non_slot_devices` returned: devices of "
+                f"{self._strategy!r}, not {colocate_with!r}."
             )
         return self._update("update_non_slot", None, devices, group, fn, args, kwargs)
 

@@ -218,6 +218,7 @@ def _communication(
         return options or CommunicationOptions()
     if options is not None:
         raise ValueError(
-            "`communication` is the older form of `communication_options`; give one of them."
+            "`communication` is the older form of `communication_options`; give one of them, "
+            f"not {communication!r} and {options!r}."
         )
     return CommunicationOptions(implementation=communication)

@@ -225,7 +225,7 @@ class Strategy(Feeding):
         if not callable(fn):
             raise TypeError(f"`run_steps` needs a function, got {fn!r}.")
         if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
-            raise ValueError(f"`steps` must be a number of at least 1, got {steps!r}.")
+            raise ValueError(f"`steps` must be a positive integer, got {steps!r}.")
         check_not_traced("run_steps")
         with self.entered("run_steps"):
             try:
@@ -377,7 +377,7 @@ class Strategy(Feeding):
         Array([3., 3.], dtype=float32)
 
         For functional code: pass the result to `run` and return the new state from there; `mx.function(step,
-        donate_argnums=0)` reuses its memory. What is no array stays as it is. Of a Flax NNX module
+        donate_argnums=0)` reuses its memory. What is not an array stays as it is. Of a Flax NNX module
         made outside the scope it gives a copy that belongs to the strategy.
         """
         mesh = self.replica_mesh

@@ -32,7 +32,7 @@ class Progress:
     Args:
         total: The number of steps, if it is known.
         initial: The steps that are done already, when training goes on.
-        description: What stands at the beginning of the line.
+        description: The text at the beginning of the line.
         interval: The seconds between two lines where there is no terminal.
         file: Where lines go; the default is standard output.
     """
