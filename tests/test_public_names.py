@@ -38,7 +38,7 @@ def test_modules_show_what_they_export(door: str) -> None:
 
 ADDED: dict[str, Iterable[str]] = {
     "distribute.Strategy": (
-        *("axis_name", "replicate", "request_stop", "run_steps", "should_stop"),
+        *("axis_name", "mesh", "replicate", "request_stop", "run_steps", "should_stop"),
         # of TensorFlow 2.0
         *("experimental_make_numpy_dataset", "experimental_run_v2"),
         "experimental_distribute_datasets_from_function",

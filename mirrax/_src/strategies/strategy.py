@@ -55,7 +55,6 @@ _ALREADY = contextlib.nullcontext()
     "has_plain_values",
     "initial_on_all_workers",
     "input_share",
-    "mesh",
     "note_steps",
     "place_of",
     "replica_mesh",
@@ -105,7 +104,7 @@ class Strategy(Feeding):
     def mesh(self) -> jax.sharding.Mesh:
         """The devices as a JAX mesh with the one axis `axis_name`."""
         if self.replica_mesh is None:
-            raise AttributeError("The default strategy has no mesh.")
+            raise AttributeError(f"There is no mesh: this is {self!r}.")
         return self.replica_mesh.mesh
 
     @property
