@@ -54,6 +54,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     up = "../" * page.file.src_uri.count("/")
     if page.file.src_uri in COPIED:  # written for another folder
         markdown = re.sub(r"\]\((?:\.\./)*docs/", f"]({up}", markdown)
+        markdown = re.sub(r"\]\((?:\.\./)*examples/", "](../examples/", markdown)
 
     def lead(link: re.Match[str]) -> str:
         target = link[1] if link[1].endswith(".md") else link[1].rstrip("/") + ".md"
