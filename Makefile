@@ -7,6 +7,7 @@
 # make thorough  random tests with three times as many examples
 # make bench     speed, side by side with hand-written JAX
 # make kills     kills the demo 20 times and workers 150 times, strangers talk to a job: nothing may change
+# make docs      the documentation as a site, in site/
 # make soak      thousands of steps without waiting, half an hour with kills: nothing may hang or grow
 # Hundreds of processes import the same files: they compile them once.
 unexport PYTHONDONTWRITEBYTECODE
@@ -17,6 +18,7 @@ BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest
 INTEROP := .venv-interop
 NEWEST := .venv-newest
+DOCS := .venv-docs
 NEWEST_PYTHON ?= $(shell .ci/newest-python)
 NEWEST_INSTALLED := $(if $(NEWEST_PYTHON),$(NEWEST)/.installed)
 # Without compiling all that is installed: much of it is never imported.
@@ -24,7 +26,7 @@ INSTALL := -m pip install --quiet --no-compile
 # One more than two cores: a third of the tests wait for processes more than they compute.
 WORKERS ?= 3
 
-.PHONY: install demo test test-interop test-newest quick thorough lint types bench kills soak clean
+.PHONY: install demo test test-interop test-newest quick thorough lint types docs bench kills soak clean
 
 install: $(VENV)/.installed
 
@@ -79,6 +81,16 @@ quick: install
 thorough: install
 	MIRRAX_THOROUGH=1 $(PYTEST) -n $(WORKERS) tests/property tests/cluster tests/train tests/workers
 
+# Without mirrax itself: what its docstrings say is read from the files.
+$(DOCS)/.installed: pyproject.toml
+	test -x $(DOCS)/bin/python || $(PYTHON) -m venv $(DOCS)
+	$(DOCS)/bin/python $(INSTALL) $$($(PYTHON) -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"])')
+	touch $@
+
+docs: $(DOCS)/.installed
+	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --strict --quiet
+	@echo 'Read it with: python3 -m http.server --directory site'
+
 bench: install
 	$(BIN)/python benchmarks/run.py
 
@@ -93,4 +105,4 @@ soak: install
 	$(BIN)/python tests/cluster/soak.py --minutes 30
 
 clean:
-	rm -rf $(VENV) $(INTEROP) $(NEWEST) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(INTEROP) $(NEWEST) $(DOCS) site build dist *.egg-info .pytest_cache .ruff_cache .hypothesis

@@ -176,17 +176,24 @@ def train(options: argparse.Namespace) -> tuple[Training, History, Any]:
 
 
 def draw(training: Training, history: History, batch: Any, path: str) -> None:
-    """The picture: loss and accuracy, speed, and what lies where."""
+    """The picture: loss and accuracy, speed, and what each device holds."""
     figure, (loss, rate, places) = plt.subplots(1, 3, figsize=(14, 4))
     epochs = range(1, len(history.losses) + 1)
     loss.semilogy(epochs, history.losses, color="tab:blue")
-    loss.set(xlabel="epoch", title="training loss, and test accuracy (right)")
+    loss.set(xlabel="epoch", title="learning")
+    loss.set_ylabel("training loss", color="tab:blue")
     right = loss.twinx()
     right.plot(epochs, history.accuracies, color="tab:green")
     right.set_ylim(min([0.9, *history.accuracies]), 1)
+    right.set_ylabel("test accuracy", color="tab:green")
+    right.yaxis.set_major_formatter("{x:.0%}")
     rate.plot(epochs, history.rates, marker="o", markersize=3)
-    rate.set(
-        xlabel="epoch", title="examples per second, tests included", ylim=(0, None)
+    rate.set(xlabel="epoch", title="examples per second, with tests", ylim=(0, None))
+    rate.annotate(
+        "the first epoch compiles",
+        (1, history.rates[0]),
+        (12, 6),
+        textcoords="offset points",
     )
 
     variables = training.network.variables
@@ -194,7 +201,7 @@ def draw(training: Training, history: History, batch: Any, path: str) -> None:
     parts = training.strategy.experimental_local_results(batch[0]) if batch else ()
     weights = sum(math.prod(v.shape) for v in variables)
     places.axis("off")
-    places.set_title("what lies where")
+    places.set_title("on each device")
     for i, device in enumerate(devices):
         rows = f"{len(parts[i])} images" if parts else "no step was left"
         places.text(

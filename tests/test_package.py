@@ -274,3 +274,45 @@ def test_public_classes_carry_their_public_home() -> None:
 def test_every_module_can_be_imported() -> None:
     for name in importable_modules():
         importlib.import_module(name)
+
+
+# They never reach a user: another part of mirrax catches them, or nothing can raise them.
+INTERNAL = {"AssertionError", "RunEagerly", "StructureError", "UnevenError", "_Misfit"}
+
+
+def raised_errors() -> list[tuple[str, ast.Call]]:
+    """Every `raise SomeError(...)` of the package, with its place."""
+    found = []
+    for path in SOURCES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
+                name = ast.unparse(node.exc.func).rpartition(".")[2]
+                if name[0].isupper() and name not in INTERNAL:
+                    place = f"{path.relative_to(ROOT)}:{node.lineno}"
+                    found.append((place, node.exc))
+    return found
+
+
+def test_messages_of_errors_have_a_value() -> None:
+    raised = raised_errors()
+    without = [
+        place
+        for place, error in raised
+        if all(isinstance(argument, ast.Constant) for argument in error.args)
+    ]
+    share = 1 - len(without) / len(raised)
+    assert len(raised) > 400 and share >= 0.95, f"{share:.1%} have one; not: {without}"
+
+
+UNIDIOMATIC = (
+    *("made unique by", "found by themselves", "a number from 1 on", "cannot be told"),
+    *("nobody knows", "which is no ", "which are no ", "Raises for who", "its kin"),
+)
+
+
+def test_messages_and_docstrings_are_idiomatic() -> None:
+    allowed = {"optimizer.py"}
+    for path in SOURCES:
+        for phrase in UNIDIOMATIC:
+            is_used = phrase in path.read_text() and path.name not in allowed
+            assert not is_used, f"{path.relative_to(ROOT)} says {phrase!r}"

@@ -288,7 +288,7 @@ def test_workers_with_the_same_secret_train_and_never_show_it(tmp_path: Path):
 @pytest.mark.parametrize(
     ("secrets", "text"),
     [
-        ((SECRET, "quite another secret"), "worker 0 has another secret"),
+        ((SECRET, "quite another secret"), "worker 0 has a different secret"),
         ((SECRET, ""), "worker 0 has a secret, but this worker has none"),
         (("", SECRET), "this worker has a secret, but worker 0 has none"),
     ],

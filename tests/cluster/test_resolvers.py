@@ -183,17 +183,21 @@ def test_what_does_not_fit_in_slurm(
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("PROCID", "two", "SLURM_PROCID is 'two', which is no number"),
+        ("PROCID", "two", "SLURM_PROCID is 'two', which is not a number"),
         (
             "STEP_NODELIST",
             "n[1-2",
             r"'n\[1-2' in Slurm's list of hosts .* is not a host",
         ),
-        ("STEP_NODELIST", "n[2-1]", r"'2-1' in Slurm's list of hosts .* is no range"),
+        (
+            "STEP_NODELIST",
+            "n[2-1]",
+            r"'2-1' in Slurm's list of hosts .* is not a range",
+        ),
         (
             "STEP_TASKS_PER_NODE",
             "2(x)",
-            r"'2\(x\)' in Slurm's tasks per node .* is no num",
+            r"'2\(x\)' in Slurm's tasks per node .* is not a num",
         ),
     ],
 )
@@ -505,7 +509,7 @@ assert backend_started()
 
 
 def test_wrong_arguments_say_what_is_wanted() -> None:
-    with pytest.raises(TypeError, match=r"Write ClusterSpec\(\{...\}\) around it"):
+    with pytest.raises(TypeError, match=r"Wrap it: .ClusterSpec"):
         SimpleClusterResolver({"worker": ["a:1"]})  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="A UnionResolver joins resolvers, got 5"):
         UnionResolver(5)  # type: ignore[arg-type]

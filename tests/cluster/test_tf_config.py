@@ -44,7 +44,7 @@ STRICTER = {
     "port 0": 'TF_CONFIG["cluster"]["worker"][0] is "127.0.0.1:0": the port "0"',
     "port 99999": 'TF_CONFIG["cluster"]["worker"][0] is "127.0.0.1:99999": the port',
     "no host": 'TF_CONFIG["cluster"]["worker"][0] is ":4000": an address is "host:port"',
-    "key twice": 'TF_CONFIG cannot be read: the key "type" is there twice',
+    "key twice": 'TF_CONFIG cannot be read: the key "type" appears twice',
 }
 # Where TensorFlow fails, too, or waits for ever.
 MESSAGES = {
@@ -56,7 +56,7 @@ MESSAGES = {
     "two evaluators": 'TF_CONFIG["cluster"]["evaluator"] has 2 tasks, but',
     "ps alone": 'TF_CONFIG["cluster"] has no "worker" and no "chief"',
     "index null": 'TF_CONFIG["task"] has no "index"',
-    "index -1": 'TF_CONFIG["task"]["index"] is -1, but must be a whole number from 0',
+    "index -1": 'TF_CONFIG["task"]["index"] is -1, but must be a whole number, 0 or larger',
     "index word": 'TF_CONFIG["task"]["index"] is "first", but must be a whole number',
     "index list": 'TF_CONFIG["task"]["index"] is [0], but must be a whole number',
     "index 3 of 2": 'TF_CONFIG["task"]["index"] is 3, but "worker" has 2 tasks',

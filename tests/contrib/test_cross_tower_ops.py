@@ -247,8 +247,8 @@ def test_ops_by_themselves(name: str) -> None:
 @pytest.mark.parametrize(
     ("aggregation", "message"),
     [
-        (NONE, "NONE is no reduction"),
-        (ONLY_FIRST_TOWER, "is no reduction"),
+        (NONE, "NONE is not a reduction"),
+        (ONLY_FIRST_TOWER, "is not a reduction"),
         ("SUM", "`aggregation` must be a VariableAggregation"),
     ],
 )

@@ -135,7 +135,7 @@ def test_a_mean_of_integers_is_a_float() -> None:
 @pytest.mark.parametrize(
     ("aggregation", "message"),
     [
-        (NONE, "NONE is no reduction"),
+        (NONE, "NONE is not a reduction"),
         ("sum", "must be a VariableAggregation, .* got 'sum'"),
         (mx.distribute.ReduceOp.SUM, "must be a VariableAggregation"),
         (None, "must be a VariableAggregation"),

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -105,3 +107,39 @@ def test_char_transformer_learns_to_write() -> None:
     )  # chance, with more characters than it has
     assert lines[2] == 'The "assert" statement'  # the beginning is given
     assert len("\n".join(lines[2:])) == 300
+
+
+def test_cycle_gan_moves_points_there_and_back() -> None:
+    last = start("cycle_gan", steps=300)[-1]
+    numbers = re.findall(r"[0-9.]+\d", last)
+    assert float(numbers[0]) < 1 and float(numbers[1]) < 0.3, (
+        last
+    )  # 3 and more at first
+
+
+def test_saving_and_loading_agree() -> None:
+    lines = start("save_and_load")  # which compares the weights itself
+    assert lines[2] == "3 replica(s): resumed at step 20"
+    assert float(lines[-1].split()[-1]) < 0.01
+
+
+def test_the_input_pipeline_feeds_every_image() -> None:
+    lines = start("input_pipeline", replicas=3, epochs=4)
+    assert lines[0] == "1437 images in 8 files"
+    losses = losses_in(lines)
+    assert len(losses) == 4 and losses[-1] < losses[0] / 1.5
+    assert percentage_in(lines[-1]) > 60
+
+
+def test_the_notebook_runs_from_top_to_bottom() -> None:
+    notebook = json.loads((ROOT / "examples" / "tour.ipynb").read_text())
+    names: dict[str, Any] = {}
+    cells = [c for c in notebook["cells"] if c["cell_type"] == "code"]
+    for number, cell in enumerate(cells):
+        assert not cell["outputs"] and cell["execution_count"] is None
+        code = compile(
+            "".join(cell["source"]), f"tour.ipynb, code cell {number}", "exec"
+        )
+        exec(code, names)
+    assert names["accuracy"] > 0.9 and names["train_step"].trace_count <= 2
+    names.clear()

@@ -93,7 +93,7 @@ def test_integers_may_be_numpys(value):
         (
             lambda: NUMBERS.map(str, 2, synchronous=True),
             ValueError,
-            "`synchronous=True` and `num_parallel_calls`",
+            "`synchronous=True` cannot be combined with `num_parallel_calls`",
         ),
         (
             lambda: NUMBERS.map(str, workers="thread"),
@@ -136,7 +136,7 @@ def test_integers_may_be_numpys(value):
         (
             lambda: Dataset.from_tensors(object()),
             TypeError,
-            "object.*no array, number or string",
+            "object.*not an array, number or string",
         ),
     ],
 )
@@ -186,7 +186,7 @@ def test_datasets_of_other_elements_cannot_be_concatenated():
         (
             lambda: NUMBERS.map(lambda x: object()),
             TypeError,
-            "no array, number or string.*NumPy",
+            "not an array, number or string.*NumPy",
         ),
         (
             lambda: NUMBERS.shard(-1, -1),
@@ -274,13 +274,13 @@ def test_a_global_batch_that_cannot_be_divided():
 
 
 def test_distributing_what_is_no_dataset(two_cpus):
-    with pytest.raises(TypeError, match="no dataset: 3.*mx.data.Dataset"):
+    with pytest.raises(TypeError, match="not a dataset: 3.*mx.data.Dataset"):
         two_cpus.experimental_distribute_dataset(3)
     with pytest.raises(TypeError, match="`options` must be an InputOptions, got 3"):
         two_cpus.experimental_distribute_dataset(NUMBERS.batch(2), 3)
     with pytest.raises(TypeError, match="`dataset_fn` must be a function.*got 3"):
         two_cpus.distribute_datasets_from_function(3)
-    with pytest.raises(TypeError, match="`dataset_fn` is no dataset: 3"):
+    with pytest.raises(TypeError, match="`dataset_fn` is not a dataset: 3"):
         two_cpus.distribute_datasets_from_function(lambda context: 3)
     mode = mx.distribute.InputReplicationMode.PER_REPLICA
     options = mx.distribute.InputOptions(experimental_replication_mode=mode)

@@ -418,7 +418,7 @@ def test_bytes_that_are_no_example_are_a_clear_error(data):
     try:
         found = io.decode_example(data)
     except ValueError as error:
-        assert f"record of {len(data)} bytes is no `tf.train.Example`" in str(error)
+        assert f"record of {len(data)} bytes is not a `tf.train.Example`" in str(error)
     else:
         assert all(isinstance(value, np.ndarray) for value in found.values())
 
@@ -437,7 +437,7 @@ def test_a_damaged_example_is_an_error_or_an_example(place, change, cut):
     try:
         io.decode_example(bytes(good))
     except ValueError as error:
-        assert "is no `tf.train.Example`" in str(error)
+        assert "is not a `tf.train.Example`" in str(error)
 
 
 def test_integers_that_an_example_cannot_hold():

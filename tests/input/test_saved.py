@@ -242,7 +242,7 @@ def test_metadata_cannot_lead_out_of_the_directory(saved):
     found = json.loads((saved / "metadata.json").read_text())
     found["run"] = "../elsewhere"
     (saved / "metadata.json").write_text(json.dumps(found))
-    with pytest.raises(mx.errors.DataLossError, match="no names of files"):
+    with pytest.raises(mx.errors.DataLossError, match="not file names"):
         Dataset.load(saved)
 
 

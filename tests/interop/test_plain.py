@@ -149,7 +149,9 @@ def test_python_numbers_and_lists_are_taken(two_cpus):
 @pytest.mark.parametrize("bad", [5, "a file", b"bytes", None], ids=repr)
 def test_what_is_no_dataset_is_refused_with_advice(bad, two_cpus):
     for give in (mx.data.as_dataset, two_cpus.experimental_distribute_dataset):
-        with pytest.raises(TypeError, match="is no dataset.*tf.data, Grain, PyTorch"):
+        with pytest.raises(
+            TypeError, match="is not a dataset.*tf.data, Grain, PyTorch"
+        ):
             give(bad)
 
 

@@ -169,7 +169,7 @@ def test_results_that_were_delivered_out_of_order_are_not_delivered_again():
 @pytest.mark.parametrize("state", [None, 3, {}, {"kind": "something else"}])
 def test_what_is_no_state_is_refused(state):
     with pytest.raises(
-        ValueError, match=r"no state of such an iterator.*get_state\(\)"
+        ValueError, match=r"not the state of such an iterator.*get_state\(\)"
     ):
         iter(Dataset.range(3)).set_state(state)
 

@@ -3,7 +3,7 @@
 python tests/reference/members.py             # every member and its state
 python tests/reference/members.py --record    # with TensorFlow: writes members.json anew
 
-The states are those of the tables in docs/migrating.md: "here" (the same name, `mx.` for
+The states are those of the tables in docs/names.md: "here" (the same name, `mx.` for
 `tf.`), "elsewhere" (with what to write) and "not" (with the reason).
 """
 
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 RECORDED = Path(__file__).parent / "members.json"
-DOCS = Path(__file__).parents[2] / "docs" / "migrating.md"
+DOCS = Path(__file__).parents[2] / "docs" / "names.md"
 OWNERS = [
     "tf.distribute",
     "tf.distribute.experimental",
@@ -71,7 +71,7 @@ def ask_tensorflow() -> dict[str, Any]:
 
 
 def read_states() -> dict[str, dict[str, State]]:
-    """By owner and member, what docs/migrating.md says."""
+    """By owner and member, what docs/names.md says."""
     return {
         owner: {
             name: State(word, text)

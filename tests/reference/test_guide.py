@@ -1,4 +1,4 @@
-"""docs/migrating.md has a row for everything that the pages list, and names what exists."""
+"""docs/names.md has a row for everything that the pages list, and names what exists."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import mirrax as mx
 
 from .pages import PAGES, SLIPS
 
-GUIDE = (Path(__file__).parents[2] / "docs" / "migrating.md").read_text()
+GUIDE = (Path(__file__).parents[2] / "docs" / "names.md").read_text()
 
 # The part of the guide with a page's tables.
 PARTS = {

@@ -1,4 +1,4 @@
-"""docs/migrating.md says of every public member of TensorFlow's classes what becomes of it."""
+"""docs/names.md says of every public member of TensorFlow's classes what becomes of it."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ COUNTERPARTS = {
     "tf.nest": jax.tree,
     "tf.random.uniform": jax.random.uniform,
 }
-# What has none: docs/migrating.md says what to do in its place.
+# What has none: docs/names.md says what to do in its place.
 WITHOUT = {
     "tf.Graph",
     "tf.colocate_with",

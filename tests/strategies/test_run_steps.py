@@ -747,7 +747,7 @@ def test_the_position_after_a_loop_is_saved_and_restored(tmp_path: Path) -> None
 @pytest.mark.parametrize("steps", [0, -1, 1.5, "2", None, True])
 def test_steps_have_to_be_a_number(steps: Any) -> None:
     strategy = mirrored(2)
-    with pytest.raises(ValueError, match="`steps` must be a number of at least 1, got"):
+    with pytest.raises(ValueError, match="`steps` must be a positive integer, got"):
         strategy.run_steps(lambda x: x, iter([1.0]), steps)
 
 

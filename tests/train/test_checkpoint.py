@@ -452,7 +452,7 @@ def test_attributes_are_set_replaced_and_deleted(tmp_path):
 
 @pytest.mark.parametrize("name", ["save", "restore", "save_counter", "sync"])
 def test_names_that_a_checkpoint_has_itself(name):
-    with pytest.raises(AttributeError, match=f"{name!r} is taken"):
+    with pytest.raises(AttributeError, match=f"{name!r} is an attribute of Checkpoint"):
         Checkpoint(**{name: mx.Variable(1.0)})
 
 

@@ -90,7 +90,7 @@ def check_pool(devices: Sequence[Device]) -> None:
         f"JAX's CPU thread pool has {size} threads, but {count} CPU devices need {2 * count} "
         f"to be safe from a dead-lock in XLA. {cause}. Until then mirrax waits for every "
         f"{_STEPS_BEFORE_WAIT}th step, which is slower, and JAX code of your own that runs on "
-        "several CPU devices can still stop for ever.",
+        "several CPU devices can still hang.",
         RuntimeWarning,
     )
 

@@ -29,7 +29,9 @@ class ReduceOp(enum.Enum):
     def from_variable_aggregation(aggregation: VariableAggregation) -> ReduceOp:
         """The reduction that a variable's aggregation stands for."""
         if aggregation not in (VariableAggregation.SUM, VariableAggregation.MEAN):
-            raise ValueError(f"{aggregation} is no reduction; only SUM and MEAN are.")
+            raise ValueError(
+                f"{aggregation} is not a reduction; only SUM and MEAN are."
+            )
         return ReduceOp[aggregation.name]
 
 

@@ -36,8 +36,8 @@ class IndexedSlices:
         """The larger array, with zeros where no row belongs."""
         if not isinstance(self.dense_shape, tuple):
             raise ValueError(
-                "`to_dense` needs `dense_shape` as numbers: pass it to IndexedSlices(values, indices, "
-                "dense_shape)."
+                f"`to_dense` needs `dense_shape` as numbers, got {self.dense_shape!r}: pass it to "
+                "IndexedSlices(values, indices, dense_shape)."
             )
         values = jnp.asarray(self.values)
         zeros = jnp.zeros(self.dense_shape, values.dtype)

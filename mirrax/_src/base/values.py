@@ -20,6 +20,7 @@ from jax import lax
 from mirrax._src.base import context
 from mirrax._src.base.arraylike import ArrayLike
 from mirrax._src.base.errors import RunEagerly
+from mirrax._src.base.hiding import hides
 from mirrax._src.base.jax_compat import Device, Tracer, uncommitted
 from mirrax._src.base.mesh import AXIS_NAME, Layout, ReplicaMesh, shards_of
 from mirrax._src.base.structures import Atom as Atom
@@ -47,6 +48,7 @@ class DistributedValues(abc.ABC):
         """This worker's parts, each on its own device."""
 
 
+@hides("array", "copy_for", "has_values", "layout", "mesh", "of", "shapes")
 class ReplicaValues(Atom):
     """What `PerReplica` and `Mirrored` share."""
 

@@ -113,7 +113,7 @@ class Link:
         if not is_proof(
             answer.get("proved", ""), self._secret, "roster", worker, challenges
         ):
-            raise self._refusal(f"worker 0 has another secret than {me}")
+            raise self._refusal(f"worker 0 has a different secret from {me}")
 
     def _refusal(self, why: str) -> RuntimeError:
         self._close()

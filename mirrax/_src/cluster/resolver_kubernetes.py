@@ -76,7 +76,7 @@ class KubernetesClusterResolver(ClusterResolver):
         task_id: int | None = None,
         rpc_layer: str | None = None,
     ) -> str:
-        """The address of a task, this one by default; "" if nobody says which."""
+        """The address of a task, this one by default; "" if it is not known which."""
         task_type = self.task_type if task_type is None else task_type
         task_id = self.task_id if task_id is None else task_id
         if task_type is None or task_id is None:

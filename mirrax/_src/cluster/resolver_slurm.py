@@ -106,7 +106,7 @@ class SlurmClusterResolver(ClusterResolver):
         task_id: int | None = None,
         rpc_layer: str | None = None,
     ) -> str:
-        """The address of a task, this one by default; "" if nobody says which."""
+        """The address of a task, this one by default; "" if it is not known which."""
         task_type = self.task_type if task_type is None else task_type
         task_id = self.task_id if task_id is None else task_id
         if task_type is None or task_id is None:
@@ -166,7 +166,7 @@ def expand_counts(text: str) -> list[int]:
         match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
         if match is None:
             raise ValueError(
-                f"{part!r} in Slurm's tasks per node {text!r} is no number."
+                f"{part!r} in Slurm's tasks per node {text!r} is not a number."
             )
         counts += [int(match[1])] * int(match[2] or 1)
     return counts
@@ -178,7 +178,7 @@ def _expand_ranges(text: str, hosts: str) -> Iterator[str]:
         first, last = (match[1], match[2] or match[1]) if match else ("1", "0")
         if int(first) > int(last):
             raise ValueError(
-                f"{part!r} in Slurm's list of hosts {hosts!r} is no range."
+                f"{part!r} in Slurm's list of hosts {hosts!r} is not a range."
             )
         for number in range(int(first), int(last) + 1):
             yield str(number).zfill(len(first))
@@ -223,12 +223,12 @@ def _variable(name: str) -> str:
 def _number(name: str) -> int:
     text = _variable(name)
     if not text.isdecimal():
-        raise ValueError(f"SLURM_{name} is {text!r}, which is no number.")
+        raise ValueError(f"SLURM_{name} is {text!r}, which is not a number.")
     return int(text)
 
 
 def _visible_gpus() -> list[str] | None:
-    """The GPUs that this process may see; None if nobody says it."""
+    """The GPUs that this process may see; None if that is not known."""
     text = os.environ.get(_VISIBLE_GPUS)
     if text is None:
         return None
@@ -253,7 +253,7 @@ def _count_gpus() -> int:
     if listed.returncode:
         said = (listed.stdout + listed.stderr).strip()
         raise RuntimeError(
-            f"nvidia-smi failed, so that nobody knows the number of GPUs: {said}\nPass "
+            f"nvidia-smi failed, so the number of GPUs is unknown: {said}\nPass "
             "`gpus_per_node`; 0 if there are none."
         )
     return sum(line.startswith("GPU ") for line in listed.stdout.splitlines())

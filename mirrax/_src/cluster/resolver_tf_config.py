@@ -93,7 +93,7 @@ class TFConfigClusterResolver(ClusterResolver):
 
     @property
     def task_type(self) -> str | None:
-        """The job of this process; None if nobody says it."""
+        """The job of this process, or None if it is not set."""
         job = self._task("type") if self._task_type is None else self._task_type
         return None if job is None else str(job)
 
@@ -103,7 +103,7 @@ class TFConfigClusterResolver(ClusterResolver):
 
     @property
     def task_id(self) -> int | None:
-        """The index of this process in its job; None if nobody says it."""
+        """The index of this process in its job, or None if it is not set."""
         index = self._task("index") if self._task_id is None else self._task_id
         return None if index is None else int(index)
 
@@ -182,7 +182,7 @@ def _read() -> dict[str, Any]:
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     for key, count in collections.Counter(key for key, _ in pairs).items():
         if count > 1:
-            raise ValueError(f"the key {show(key)} is there twice in one object.")
+            raise ValueError(f"the key {show(key)} appears twice in one object.")
     return dict(pairs)
 
 

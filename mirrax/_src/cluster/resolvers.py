@@ -14,11 +14,13 @@ from typing import Any
 import jax
 
 from mirrax._src.base.devices import device_kind, device_name, resolve_devices
+from mirrax._src.base.hiding import hides
 from mirrax._src.base.jax_compat import backend_started
 from mirrax._src.cluster.runtime import Cluster
 from mirrax._src.cluster.spec import TRAINING_JOBS, Claim, ClusterSpec
 
 
+@hides("claim")
 class ClusterResolver(abc.ABC):
     """Knows the tasks of a cluster, and which of them this process is.
 
@@ -145,8 +147,8 @@ class SimpleClusterResolver(ClusterResolver):
     ) -> None:
         if not isinstance(cluster_spec, ClusterSpec):
             raise TypeError(
-                f"`cluster_spec` must be a ClusterSpec, got {cluster_spec!r}. Write "
-                "ClusterSpec({...}) around it."
+                f"`cluster_spec` must be a ClusterSpec, got {cluster_spec!r}. Wrap it: "
+                "`ClusterSpec({...})`."
             )
         if not isinstance(master, str):
             raise TypeError(f"`master` must be a string, got {master!r}.")

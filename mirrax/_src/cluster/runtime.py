@@ -268,8 +268,8 @@ def join_cluster(
     if jax_compat.backend_started() and not jax.distributed.is_initialized():
         raise RuntimeError(
             "MultiWorkerMirroredStrategy has to be made before anything uses JAX's devices, "
-            "but JAX has started already. Make the strategy at the top of the program, "
-            "before arrays are made or devices are listed."
+            f"but JAX has started already, with {jax.local_device_count()} device(s). Make the "
+            "strategy at the top of the program, before arrays are made or devices are listed."
         )
     _check_mpi()
     host, port = _host_and_port(addresses[0])
@@ -349,7 +349,7 @@ def _check_facts(roster: Roster) -> None:
                 if value != first:
                     raise RuntimeError(
                         f"The workers differ: {name} is {first} on {roster.names[0]} and {value} "
-                        f"on {roster.names[k]}. Set all workers up alike."
+                        f"on {roster.names[k]}. Set up all workers the same way."
                     )
 
 
@@ -412,7 +412,7 @@ def _say_who_can_join(name: str, hosts: list[str], port: int) -> None:
     if not hosts:
         where = f"any address of this machine, port {port} ({name} is none of them)"
     say(
-        f"worker 0 listens at {where}, and the job has no secret: whoever can connect can "
+        f"worker 0 listens at {where}, and the job has no secret: anyone who can connect can "
         "disturb it. Set MIRRAX_SECRET on all workers."
     )
 

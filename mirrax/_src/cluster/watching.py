@@ -90,7 +90,7 @@ class Watch:
         mark = status["mark"]
         if other := mark and mine.difference(mark):
             return (
-                f"has run other programs than {me}: {other}. All workers have to take the "
+                f"ran different programs from {me}: {other}. All workers have to take the "
                 "same steps with the same shapes and dtypes."
             )
         is_stuck = status["is_busy"] and mine.is_busy()

@@ -145,7 +145,8 @@ class ReduceProgram:
         def reduce(array: jax.Array) -> jax.Array:
             if array.dtype == jnp.bool_:
                 raise TypeError(
-                    "Booleans cannot be summed; convert them first: `value.astype(int)`."
+                    f"Booleans cannot be summed, and a value of shape {array.shape} holds them; "
+                    "convert them first: `value.astype(int)`."
                 )
             if self.is_packed_later:
                 total = lax.psum(array, AXIS_NAME)

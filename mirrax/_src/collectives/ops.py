@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from mirrax._src.base.hiding import hides
 from mirrax._src.base.reduce_op import ReduceOp
 from mirrax._src.base.sparse import IndexedSlices
 from mirrax._src.base.values import PerReplica, ReplicaValues
@@ -18,6 +19,7 @@ from mirrax._src.collectives.options import CommunicationOptions
 from mirrax._src.state.distributed import DistributedVariable
 
 
+@hides("limits", "pack_limits", "reduce_in_program")
 class CrossDeviceOps:
     """How a strategy reduces and copies values; subclass it to bring an algorithm of your own.
 
@@ -112,7 +114,7 @@ def check_destinations(destinations: Destinations) -> Destinations:
     ):
         raise ValueError(
             "`destinations` must name where the result goes: a variable, a distributed "
-            "value, a device or a list of devices."
+            f"value, a device or a list of devices; got {destinations!r}."
         )
     return destinations
 

@@ -85,7 +85,7 @@ class Attempt:
         if self._cluster.running:
             self._screen.say(
                 f"mirrax: worker {end.worker} has ended: {end.describe()}. "
-                f"The others get {grace:g} s to end by themselves.",
+                f"The others get {grace:g} s to end on their own.",
                 "bold",
             )
 
@@ -121,7 +121,7 @@ class Attempt:
             self._deadline = now + grace
             self._screen.say(
                 f"mirrax: worker {late[0]} has been stopped (SIGSTOP) for "
-                f"{self._heartbeat:g} s. The others get {grace:g} s to end by themselves.",
+                f"{self._heartbeat:g} s. The others get {grace:g} s to end on their own.",
                 "bold",
             )
 

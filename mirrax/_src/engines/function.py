@@ -16,6 +16,7 @@ import numpy as np
 
 from mirrax._src.base import context
 from mirrax._src.base.errors import RunEagerly, hide_own_frames, warn_user
+from mirrax._src.base.hiding import hides
 from mirrax._src.base.jax_compat import EMPTY_PARTS_CRASH, outside_traces
 from mirrax._src.base.protocols import Mode, StrategyLike
 from mirrax._src.base.structures import opened
@@ -160,6 +161,7 @@ class _Last(dict[Any, Program]):
         raise SignatureChanged
 
 
+@hides("call_for_each", "cuts", "fn", "inner", "note_trace", "run_on")
 class Function:
     """A function that compiles itself; made by `mx.function`.
 
@@ -368,7 +370,7 @@ class Function:
             self._recent[token][place] = program
             return result
         raise RuntimeError(
-            f"{self!r} was not run: other threads change all the time whether the copies of its "
+            f"{self!r} was not run: other threads keep changing whether the copies of its "
             "variables are the same on all replicas. Let one thread assign them."
         )
 

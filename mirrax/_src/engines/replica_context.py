@@ -14,6 +14,7 @@ from jax import lax
 from mirrax._src.base import context
 from mirrax._src.base.devices import device_name
 from mirrax._src.base.errors import RunEagerly, users_line
+from mirrax._src.base.hiding import hides
 from mirrax._src.base.jax_compat import Device, Tracer, uncommitted
 from mirrax._src.base.mesh import AXIS_NAME, Layout
 from mirrax._src.base.protocols import StrategyLike
@@ -37,6 +38,7 @@ from mirrax._src.collectives.options import CommunicationOptions
 from mirrax._src.engines.meeting import Meeting, Request
 
 
+@hides("local_index", "merge", "rejoined")
 class ReplicaContext:
     """The current replica: its id, and collectives with the other replicas.
 
@@ -122,8 +124,8 @@ class ReplicaContext:
         leaves, tree = jax.tree.flatten(opened(value, "value"), is_leaf=_is_sparse)
         if any(map(_is_sparse, leaves)):
             raise NotImplementedError(
-                "`all_gather` takes arrays; gather the values and indices of IndexedSlices "
-                "one by one."
+                f"`all_gather` takes arrays, got {next(filter(_is_sparse, leaves))!r}; gather the "
+                "values and indices of IndexedSlices one by one."
             )
         leaves = [jnp.asarray(leaf) for leaf in leaves]
         for leaf in leaves:
@@ -335,8 +337,8 @@ def check_gather_axis(value: Any, axis: int) -> None:
     ndim = np.ndim(value)
     if ndim == 0:
         raise ValueError(
-            "Scalars cannot be gathered, there is no axis to join them on; reshape them "
-            "to (1,) first."
+            f"Scalars cannot be gathered, there is no axis {axis} to join them on; reshape "
+            "them to (1,) first."
         )
     if not -ndim <= axis < ndim:
         raise ValueError(f"Axis {axis} is out of range for a value with {ndim} axes.")

@@ -163,7 +163,7 @@ class InputSignature:
                 break
         shown = _show(values[name])
         return self._error(
-            f"argument {name!r} is {shown}, another structure than {spec!r}"
+            f"argument {name!r} is {shown}, which differs in structure from {spec!r}"
         )
 
     def _error(self, what: str) -> TypeError:

@@ -122,7 +122,7 @@ def run_in_trace(
         if parent is None:
             raise RuntimeError(
                 f"Variable {variable.name!r} is assigned in a `run` inside `jax.jit`, which "
-                "knows nothing of variables. Use `mx.function` in place of `jax.jit`."
+                "does not know about variables. Use `mx.function` in place of `jax.jit`."
             )
         parent.write(variable, _seen(variable, array, layout))
     return traced.result(results, call.given)

@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from mirrax._src.base.hiding import hides
 from mirrax._src.input import sources
 from mirrax._src.input.arguments import integer
 from mirrax._src.input.fingerprint import fingerprint
@@ -43,6 +44,7 @@ INFINITE_CARDINALITY = INFINITE
 UNKNOWN_CARDINALITY = UNKNOWN
 
 
+@hides("node")
 class Dataset(Elements, Batches, Order, Keeping):
     """A pipeline of elements: where they come from and what is done to them.
 
@@ -62,7 +64,7 @@ class Dataset(Elements, Batches, Order, Keeping):
     def __init__(self, node: Node, options: Options | None = None) -> None:
         if not isinstance(node, Node):
             raise TypeError(
-                "A Dataset is made by `Dataset.from_tensor_slices` and its kin, or by "
+                "A Dataset is made by `Dataset.from_tensor_slices` and the like, or by "
                 f"`mx.data.as_dataset`, not of {type(node).__name__}."
             )
         self.node = node
@@ -174,10 +176,13 @@ class Dataset(Elements, Batches, Order, Keeping):
             )
         if output_signature is not None and output_types is not None:
             raise TypeError(
-                "Give either `output_signature` or `output_types`, not both."
+                "Give either `output_signature` or `output_types`, not both; got "
+                f"{output_signature!r} and {output_types!r}."
             )
         if output_types is None and output_shapes is not None:
-            raise TypeError("`output_shapes` needs `output_types` beside it.")
+            raise TypeError(
+                f"`output_shapes` needs `output_types`, too; got {output_shapes!r} alone."
+            )
         if output_types is not None:
             types, tree = jax.tree.flatten(output_types)
             shapes = (

@@ -8,6 +8,7 @@ from typing import Any
 
 from mirrax._src.base import context
 from mirrax._src.base.errors import RunEagerly
+from mirrax._src.base.hiding import hides
 from mirrax._src.base.jax_compat import outside_traces
 from mirrax._src.base.mesh import ReplicaMesh
 from mirrax._src.base.specs import PerReplicaSpec
@@ -32,6 +33,19 @@ _ENDS = {
 }
 
 
+@hides(
+    "in_turn",
+    "input_options",
+    "is_global",
+    "mesh",
+    "of_plan",
+    "passes",
+    "roots",
+    "schedule",
+    "share",
+    "split",
+    "steps_of",
+)
 class DistributedDataset:
     """A dataset whose elements are on the devices of the replicas.
 
@@ -324,6 +338,6 @@ def _check_place(what: str) -> None:
     if not outside_traces():
         raise RuntimeError(
             f"`{what}` of a distributed dataset is called inside a JAX transformation (jit, "
-            "grad, ...), which would use this one batch for ever. Use `mx.function`, or take "
+            "grad, ...), which would use the same batch every time. Use `mx.function`, or take "
             "the batch outside."
         )

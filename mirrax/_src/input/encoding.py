@@ -63,7 +63,7 @@ class _Reader:
     def _take(self, size: int) -> bytes:
         start, self.position = self.position, self.position + size
         if size < 0 or self.position > len(self._data):
-            raise ValueError("it ends too early")
+            raise ValueError(f"it ends too early, after {len(self._data)} bytes")
         return self._data[start : self.position]
 
     def _number(self) -> int:
@@ -102,7 +102,7 @@ def spec_to_json(spec: PyTree) -> Any:
     """A structure of specs as JSON has it.
 
     Raises:
-        TypeError: If it holds what cannot be told in a file.
+        TypeError: If it holds what a file cannot describe.
     """
     if isinstance(spec, TensorSpec):
         shape = None if spec.shape is None else list(spec.shape)

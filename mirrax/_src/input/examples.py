@@ -83,7 +83,7 @@ def decode_example(record: bytes) -> dict[str, np.ndarray]:
                         found[name] = feature
     except (IndexError, UnicodeDecodeError, ValueError) as error:
         raise ValueError(
-            f"A record of {len(record)} bytes is no `tf.train.Example`: it cannot be decoded."
+            f"A record of {len(record)} bytes is not a `tf.train.Example`: it cannot be decoded."
         ) from error
     return found
 
@@ -362,7 +362,7 @@ def parse_example(
 def _checked(features: Mapping[str, Any]) -> dict[str, Any]:
     """The features, with their dtypes as NumPy's."""
     if not features:
-        raise ValueError("`features` names no feature.")
+        raise ValueError(f"`features` names no feature, got {features!r}.")
     return {key: _check_feature(key, feature) for key, feature in features.items()}
 
 
@@ -427,7 +427,7 @@ def _sequence(
     size = int(np.prod(feature.shape))
     if not size or len(values) % size:
         raise ValueError(
-            f"Feature {name!r}{where} has {len(values)} values, which are no sequence of shape "
+            f"Feature {name!r}{where} has {len(values)} values, which do not form a sequence of shape "
             f"{feature.shape}."
         )
     return values.reshape(-1, *feature.shape)

@@ -1,4 +1,4 @@
-"""How a strategy is fed: `experimental_distribute_dataset` and its kin."""
+"""How a strategy is fed: `experimental_distribute_dataset` and the like."""
 
 from __future__ import annotations
 
@@ -120,13 +120,13 @@ def distribute_dataset(
     options = _checked(options)
     if isinstance(dataset, DistributedDataset):
         raise ValueError(
-            "The dataset is distributed already; iterate over it, or distribute the dataset that "
-            "it was made of."
+            f"The dataset is distributed already: {dataset!r}. Iterate over it, or distribute the "
+            "dataset that it was made from."
         )
     if options.experimental_replication_mode is InputReplicationMode.PER_REPLICA:
         raise NotImplementedError(
-            "`InputReplicationMode.PER_REPLICA` calls a `dataset_fn` for each replica; use it "
-            "with `distribute_datasets_from_function`."
+            f"`{options.experimental_replication_mode}` calls a `dataset_fn` for each replica; use "
+            "it with `distribute_datasets_from_function`."
         )
     found = as_dataset(dataset)
     if mesh is not None and mesh.spans_workers:
@@ -135,7 +135,7 @@ def distribute_dataset(
 
 
 def _agree_on_dataset(dataset: Dataset, mesh: ReplicaMesh) -> None:
-    """Has all workers shuffle alike, so that what they deal out is each row once.
+    """Has all workers shuffle in the same order, so that each row is distributed once.
 
     Raises:
         ValueError: If the workers' datasets are made in different ways.

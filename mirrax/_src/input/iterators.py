@@ -7,6 +7,7 @@ from typing import Any
 
 from mirrax._src.base import context
 from mirrax._src.base.errors import OutOfRangeError, RunEagerly
+from mirrax._src.base.hiding import hides
 from mirrax._src.input.blocks import value_of
 from mirrax._src.input.node import Cursor, Node, Path, State, open_cursor, walk
 from mirrax._src.input.structure import PyTree
@@ -32,7 +33,7 @@ class Optional:
         """
         if not self._value:
             raise ValueError(
-                "There is no value: the data has ended. Ask `has_value()` first."
+                "There is no value: the data has ended. Check `has_value()` first."
             )
         return self._value[0]
 
@@ -58,6 +59,7 @@ class Passes:
         self._next = number + 1
 
 
+@hides("is_global", "restart")
 class IteratorBase:
     """What iterators of datasets and of distributed datasets share.
 
@@ -109,7 +111,7 @@ class IteratorBase:
             return next(self)
         except StopIteration:
             raise OutOfRangeError(
-                "The data has ended: there is no next element."
+                f"The data has ended: this {type(self).__name__} has no next element."
             ) from None
 
     def get_next_as_optional(self) -> Optional:
@@ -140,7 +142,7 @@ class IteratorBase:
         is_whole = isinstance(state, dict) and state.keys() >= {*self._facts, *_KEYS}
         if not is_whole or state["kind"] != self._facts["kind"]:
             raise ValueError(
-                f"This is no state of such an iterator: {state!r}. Pass what `get_state()` of "
+                f"This is not the state of such an iterator: {state!r}. Pass what `get_state()` of "
                 "an iterator over the same pipeline returned."
             )
         self._check_facts(state)

@@ -146,8 +146,8 @@ class InputOptions(
             experimental_fetch_to_device = True
         if experimental_place_dataset_on_device:
             raise ValueError(
-                "`experimental_place_dataset_on_device=True` is not supported: datasets run "
-                "on the host, and batches are copied to the devices in the background."
+                "`experimental_place_dataset_on_device="
+                f"{experimental_place_dataset_on_device!r}` is not supported: datasets run on the host, and batches are copied to the devices in the background."
             )
         if not isinstance(experimental_replication_mode, InputReplicationMode):
             names = " or ".join(

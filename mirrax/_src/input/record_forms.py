@@ -137,7 +137,7 @@ class FixedLengths:
         records = size - self.header - self.footer
         if records < 0 or records % self.record:
             raise ValueError(
-                f"{name} has {size} bytes, which are no header of {self.header}, whole records "
+                f"{name} has {size} bytes, which is not a header of {self.header}, whole records "
                 f"of {self.record} and footer of {self.footer} bytes. Check `record_bytes`, "
                 "`header_bytes` and `footer_bytes`, or whether the file is damaged."
             )

@@ -238,7 +238,7 @@ def _choose(
         return AutoShardPolicy.DATA, reason
     if asked is AutoShardPolicy.FILE and num_workers > 1 and found < num_workers:
         raise ValueError(
-            f"`auto_shard_policy` FILE gives every worker files of its own, but there are "
+            f"`auto_shard_policy` FILE gives every worker its own files, but there are "
             f"{num_workers} workers and {found} file(s). Write the data as at least "
             f"{num_workers} files, or use DATA or AUTO."
         )

@@ -81,12 +81,14 @@ def slices(tensors: PyTree, label: str = "from_tensor_slices") -> Slices:
     arrays = map_leaves(lambda leaf: protected(np.asarray(to_array(leaf))), tensors)
     leaves = leaves_of(arrays)
     if not leaves:
-        raise ValueError("`from_tensor_slices` needs at least one array.")
+        raise ValueError(
+            f"`from_tensor_slices` needs at least one array, got {tensors!r}."
+        )
     flat, _ = jax.tree_util.tree_flatten_with_path(opened(arrays))
     for path, array in flat:
         if not array.ndim:
             raise ValueError(
-                "`from_tensor_slices` takes arrays apart along their first axis, and "
+                "`from_tensor_slices` splits arrays along their first axis, and "
                 f"{jax.tree_util.keystr(path) or 'the argument'} has none: it is a single "
                 f"{array.dtype.name}. Use `from_tensors` for one whole element."
             )

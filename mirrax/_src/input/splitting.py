@@ -238,7 +238,7 @@ def num_rows(part: Part) -> int | None:
 
 
 def check_batched(element: PyTree) -> None:
-    """Raises for who forgot to make batches."""
+    """Raises if the elements are not batched."""
     if not all(shape_of(leaf) for leaf in leaves_of(element)):
         raise ValueError(
             f"An element {show(element)} cannot be split over replicas: it holds a scalar. Batch "
@@ -349,8 +349,9 @@ class Whole(StepCursor):
         (inner, given), *_ = [START] if state is None else state if by_rows else [state]
         if given:
             raise ValueError(
-                "The state is in the middle of a batch, which cannot be taken up with one "
-                "replica alone. Restore it with the number of replicas it was saved with."
+                f"The state is in the middle of a batch, after {given} of its parts, where one "
+                "replica alone cannot go on. Restore it with the number of replicas it was saved "
+                "with."
             )
         self._inner = open_cursor(root, path, inner)
 

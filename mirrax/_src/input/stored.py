@@ -188,7 +188,7 @@ def read_metadata(directory: FilePath) -> Metadata:
             raise ValueError(f"the format is {found['format']!r}, not {_FORMAT!r}")
         names = [found["run"], *(name for name, _ in found["shards"])]
         if any(os.path.basename(name) != name or not name for name in names):
-            raise ValueError(f"{names} are no names of files")
+            raise ValueError(f"{names} are not file names")
         return Metadata(
             found["run"],
             checked_compression(found["compression"]),

@@ -15,6 +15,7 @@ import jax
 import numpy as np
 
 from mirrax._src.base import specs
+from mirrax._src.base.hiding import hides
 from mirrax._src.base.specs import STRING, TensorSpec
 from mirrax._src.base.structures import builder_of
 
@@ -30,6 +31,7 @@ class Nested:
         raise NotImplementedError
 
 
+@hides("example")
 class DatasetSpec:
     """What describes a dataset in an element of another one, as `window` gives them.
 
@@ -196,7 +198,7 @@ def to_array(value: Any) -> Any:
     array = np.asarray(value)
     if array.dtype == STRING:
         raise TypeError(
-            f"An element of a dataset holds {value!r} ({type(value).__name__}), which is no "
+            f"An element of a dataset holds {value!r} ({type(value).__name__}), which is not an "
             "array, number or string. Return NumPy arrays, and tuples or dicts of them."
         )
     return _encode(array) if array.dtype.kind in "US" else array
@@ -313,8 +315,8 @@ def empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     """Memory for an array that devices can take over."""
     if dtype == DATASET:
         raise TypeError(
-            "The elements are datasets, which cannot be stacked into one array. Make arrays "
-            "of them first: `flat_map(lambda window: window.batch(n))`."
+            f"The elements are datasets, which cannot be stacked into one array of shape {shape}. "
+            "Make arrays of them first: `flat_map(lambda window: window.batch(n))`."
         )
     if dtype == STRING:
         return np.empty(shape, dtype)

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from mirrax._src.base import context
 from mirrax._src.base.errors import OutOfRangeError
+from mirrax._src.base.hiding import hides
 from mirrax._src.base.jax_compat import Tracer
 from mirrax._src.base.protocols import StrategyLike
 from mirrax._src.base.reduce_op import ReduceOp
@@ -23,6 +24,7 @@ from mirrax._src.strategies.strategy import Strategy
 _AnyContext = TypeVar("_AnyContext", bound="MultiStepContext")
 
 
+@hides("result_of_step", "take_over", "unpacks")
 class MultiStepContext:
     """What a step function is given to name its outputs, and what the loop over it returns.
 
@@ -105,7 +107,7 @@ class MultiStepContext:
         return self._slots[key].assign(value)
 
     def set_non_tensor_output(self, name: str, output: Any) -> None:
-        """Makes `output`, which is no array, a result: in a replica, those of all in a tuple."""
+        """Makes `output`, which is not an array, a result: in a replica, those of all in a tuple."""
         here = context.current()
         leaves = jax.tree.leaves(output, is_leaf=is_leaf)
         if any(isinstance(leaf, Tracer) or is_leaf(leaf) for leaf in leaves):

@@ -30,7 +30,8 @@ def _make_optimizer(self: Any, model: Any, tx: Any, **kwargs: Any) -> None:
         if tx.gradient_accumulation_steps > 1:
             raise ValueError(
                 "An `nnx.Optimizer` keeps one state for all replicas, and "
-                "`gradient_accumulation_steps` of `mx.train.Optimizer` needs one for each. Use "
+                f"`gradient_accumulation_steps={tx.gradient_accumulation_steps}` of "
+                "`mx.train.Optimizer` needs one for each. Use "
                 "`optax.MultiSteps`, or train with `mx.train.Optimizer` itself."
             )
         _compiled[tx] = Function(_update_in_replica)

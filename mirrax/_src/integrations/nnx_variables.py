@@ -65,7 +65,7 @@ def check_names() -> None:
     if missing:
         raise ImportError(
             f"mirrax does not know Flax {flax.__version__}, which has no {', '.join(missing)}. "
-            "It was tried with Flax 0.12.7 to 0.12.12: `pip install 'mirrax[flax]'`."
+            "It was tested with Flax 0.12.7 to 0.12.12: `pip install 'mirrax[flax]'`."
         )
 
 

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from mirrax._src.base import context
 from mirrax._src.base.context import Context
 from mirrax._src.base.errors import RunEagerly
+from mirrax._src.base.hiding import hides
 from mirrax._src.base.logical import launching
 from mirrax._src.base.mesh import Layout
 from mirrax._src.base.protocols import Mode, StrategyLike
@@ -30,6 +31,7 @@ from mirrax._src.state.parts import Scatter, SliceUpdate
 from mirrax._src.state.variable import Update, Variable, VariableSpec, updated
 
 
+@hides("assign_copies", "copies")
 class DistributedVariable(Variable):
     """A variable with a copy for each replica.
 
@@ -120,7 +122,7 @@ class DistributedVariable(Variable):
             self._assign_together(here, value, update)
 
     def _check_strategy(self, here: Context, what: str) -> None:
-        """Raises if the current code works for another strategy than the variable's."""
+        """Raises if the current code belongs to a different strategy from the variable's."""
         if here.strategy is self.strategy or context.is_default():
             return
         place = "scope" if here.replica is None else "replica"
@@ -204,6 +206,7 @@ class DistributedVariable(Variable):
         return f"{type(self).__name__}:{{\n{rows}\n}}"
 
 
+@hides("local_index", "whole")
 class ComponentVariable(Variable):
     """One replica's copy of a distributed variable, as `extended.update` hands it out."""
 

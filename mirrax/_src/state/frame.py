@@ -101,7 +101,7 @@ class Frame:
             return self._parent.look_up(variable, counts)
         if self.mode.is_program and not any(variable is v for v in self.created):
             raise RuntimeError(
-                f"Variable {variable.name!r} belongs to another strategy than the one that "
+                f"Variable {variable.name!r} does not belong to the strategy that "
                 "runs this compiled function. Make it in the scope of this strategy, or "
                 "pass its value as an argument."
             )

@@ -17,6 +17,7 @@ from jax import lax
 
 from mirrax._src.base import context
 from mirrax._src.base.errors import RunEagerly
+from mirrax._src.base.hiding import hides
 from mirrax._src.base.jax_compat import Tracer, is_staging, uncommitted
 from mirrax._src.base.logical import launching
 from mirrax._src.base.mesh import Layout
@@ -95,8 +96,8 @@ class VariableSpec:
                 )
             if value is None:
                 raise ValueError(
-                    "A variable needs an `initial_value`: an array, a number or a "
-                    "function without arguments that returns one."
+                    f"Variable {self.name!r} needs an `initial_value`: an array, a number or "
+                    "a function without arguments that returns one."
                 )
             if isinstance(value, np.ndarray):  # whose memory JAX may take over on CPUs
                 value = value.copy()
@@ -127,6 +128,24 @@ class _VariableType(type):
         return context.current().strategy.extended.create_variable(spec)
 
 
+@hides(
+    "become",
+    "check_not_lost",
+    "check_readable",
+    "concrete",
+    "convert",
+    "has_values",
+    "home",
+    "in_one_array",
+    "move_to",
+    "number",
+    "replace_array",
+    "store_agreed",
+    "store_local",
+    "stored",
+    "strategy",
+    "with_dtype",
+)
 class Variable(InParts, Atom, metaclass=_VariableType):
     """An array that can be assigned. In a strategy's scope, a copy on each device.
 
@@ -241,13 +260,13 @@ class Variable(InParts, Atom, metaclass=_VariableType):
         lost.discard(self.number)
 
     def check_readable(self) -> None:
-        """Raises inside a trace of JAX's own, which would keep today's value for ever."""
+        """Raises inside a trace of JAX's own, which would keep the value that it has now."""
         self.check_not_lost()
         if is_staging():
             raise RuntimeError(
                 f"Variable {self.name!r} is read inside a function that JAX traces on its own "
-                "(`jax.jit`, the body of a `lax.scan`, ...), which would keep today's value "
-                "for ever. Use `mx.function` in place of `jax.jit`, or around the code that "
+                "(`jax.jit`, the body of a `lax.scan`, ...), which would keep the value "
+                "it has now. Use `mx.function` in place of `jax.jit`, or around the code that "
                 "calls `lax.scan`; or read the variable outside and pass the value in."
             )
 

@@ -18,7 +18,7 @@ class RunOptions:
         if tuple(vars(self).values()) != (True, False, None):  # the defaults
             raise ValueError(
                 "RunOptions other than the defaults change how TensorFlow compiles for TPUs "
-                "and have no meaning here; leave `options` out."
+                f"and have no meaning here; leave `options` out. Got {self!r}."
             )
 
 

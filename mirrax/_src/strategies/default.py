@@ -85,7 +85,8 @@ def experimental_set_strategy(strategy: Strategy | None) -> None:
     """Makes `strategy` current for this thread from now on; None goes back to the default."""
     if context.is_entered():
         raise RuntimeError(
-            "`experimental_set_strategy` is called inside a scope. Call it outside of all "
+            "`experimental_set_strategy` is called inside a scope, that of "
+            f"{context.current().strategy!r}. Call it outside of all "
             "`with strategy.scope():` blocks and of `run`."
         )
     if strategy is not None and not isinstance(strategy, Strategy):

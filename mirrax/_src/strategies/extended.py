@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from mirrax._src.base import context
 from mirrax._src.base.devices import device_kind, device_name
+from mirrax._src.base.hiding import hides
 from mirrax._src.base.jax_compat import Device
 from mirrax._src.base.mesh import ReplicaMesh
 from mirrax._src.base.protocols import StrategyLike
@@ -50,6 +51,7 @@ from mirrax._src.strategies.reducing import reduce_pairs
 from mirrax._src.strategies.scope import check_cross_replica
 
 
+@hides("check_options", "cross_device_ops", "device_names")
 class StrategyExtended:
     """Methods of a strategy that libraries (optimizers, metrics) are built with."""
 
@@ -171,7 +173,8 @@ class StrategyExtended:
             )
         if context.current().strategy is not self._strategy:
             raise RuntimeError(
-                "`colocate_vars_with` may only be used inside `strategy.scope()`."
+                "`colocate_vars_with` may only be used inside `strategy.scope()` of "
+                f"{self._strategy!r}."
             )
         return context.changed(colocate_with=colocate_with_variable)
 
@@ -267,8 +270,8 @@ class StrategyExtended:
         devices = destination_devices(check_destinations(colocate_with))
         if mesh is not None and set(devices) - set(mesh.local_devices):
             raise ValueError(
-                "`colocate_with` must be what `non_slot_devices` returned: devices of this "
-                "strategy."
+                "`colocate_with` must be what `non_slot_devices` returned: devices of "
+                f"{self._strategy!r}, not {colocate_with!r}."
             )
         return self._update("update_non_slot", None, devices, group, fn, args, kwargs)
 

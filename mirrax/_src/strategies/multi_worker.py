@@ -77,7 +77,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         task = training_cluster(self._resolver)
         if task.task_type == "ps":
             raise ValueError(
-                "This process is a parameter server (task type 'ps'), which "
+                f"This process is a parameter server (task type 'ps', {task.task_id}), which "
                 "MultiWorkerMirroredStrategy does not use: it trains on workers only. Leave "
                 '"ps" out of the cluster.'
             )
@@ -119,7 +119,8 @@ class MultiWorkerMirroredStrategy(Strategy):
             if "Duplicate GPU" in str(error):
                 raise ValueError(
                     "Two workers on one machine use the same GPU. Give each its own: "
-                    "`mirrax run` divides them, or set CUDA_VISIBLE_DEVICES for each worker."
+                    "`mirrax run` divides them, or set CUDA_VISIBLE_DEVICES for each worker. JAX "
+                    f"says: {str(error).splitlines()[0]}"
                 ) from error
             raise
 
@@ -218,6 +219,7 @@ def _communication(
         return options or CommunicationOptions()
     if options is not None:
         raise ValueError(
-            "`communication` is the older form of `communication_options`; give one of them."
+            "`communication` is the older form of `communication_options`; give one of them, "
+            f"not {communication!r} and {options!r}."
         )
     return CommunicationOptions(implementation=communication)

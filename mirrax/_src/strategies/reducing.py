@@ -102,8 +102,8 @@ class LeafReduction:
         if self.axes is not None:
             if is_sparse:
                 raise ValueError(
-                    "`reduce` of IndexedSlices needs `axis=None`: their rows are joined, not "
-                    "summed along an axis."
+                    f"`reduce` of IndexedSlices needs `axis=None`, got {self.axes}: their rows are "
+                    "joined, not summed along an axis."
                 )
             return self._along_axes(value)
         if not is_sparse and not isinstance(value, ReplicaValues):
@@ -295,8 +295,8 @@ def gather_leaf(strategy: StrategyLike, value: Any, axis: int) -> Any:
     mesh = strategy.replica_mesh
     if isinstance(value, IndexedSlices):
         raise NotImplementedError(
-            "`gather` takes arrays; gather the values and indices of IndexedSlices "
-            "one by one."
+            f"`gather` takes arrays, got {value!r}; gather the values and indices of "
+            "IndexedSlices one by one."
         )
     if isinstance(value, DistributedVariable):
         value = value.copies()

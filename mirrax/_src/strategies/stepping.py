@@ -66,7 +66,9 @@ class Stepper:
         step, common = self.step(fn, self._run_of, "run")
         elements = take(iterator, steps)
         if not elements:
-            raise OutOfRangeError("The data has ended: there is no next element.")
+            raise OutOfRangeError(
+                f"The data has ended: there is no next element for {steps} step(s)."
+            )
         self._strategy.note_steps(len(elements))
         looped = step.loop(common, elements, steps, keep_all=True)
         if looped is not None:

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from mirrax._src.base import context
 from mirrax._src.base.errors import hide_own_frames, renamed
+from mirrax._src.base.hiding import hides
 from mirrax._src.base.jax_compat import Device, Tracer
 from mirrax._src.base.mesh import AXIS_NAME, Layout, ReplicaMesh
 from mirrax._src.base.reduce_op import ReduceOp
@@ -44,6 +45,21 @@ from mirrax._src.strategies.stepping import Stepper, check_not_traced
 _ALREADY = contextlib.nullcontext()
 
 
+@hides(
+    "describe_replica",
+    "enter_scope",
+    "entered",
+    "extended_class",
+    "first_part",
+    "gather_everywhere",
+    "has_plain_values",
+    "initial_on_all_workers",
+    "input_share",
+    "note_steps",
+    "place_of",
+    "replica_mesh",
+    "stepper",
+)
 class Strategy(Feeding):
     """How computation is spread over devices: one replica of a function on each.
 
@@ -88,7 +104,7 @@ class Strategy(Feeding):
     def mesh(self) -> jax.sharding.Mesh:
         """The devices as a JAX mesh with the one axis `axis_name`."""
         if self.replica_mesh is None:
-            raise AttributeError("The default strategy has no mesh.")
+            raise AttributeError(f"There is no mesh: this is {self!r}.")
         return self.replica_mesh.mesh
 
     @property
@@ -208,7 +224,7 @@ class Strategy(Feeding):
         if not callable(fn):
             raise TypeError(f"`run_steps` needs a function, got {fn!r}.")
         if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
-            raise ValueError(f"`steps` must be a number of at least 1, got {steps!r}.")
+            raise ValueError(f"`steps` must be a positive integer, got {steps!r}.")
         check_not_traced("run_steps")
         with self.entered("run_steps"):
             try:
@@ -360,7 +376,7 @@ class Strategy(Feeding):
         Array([3., 3.], dtype=float32)
 
         For functional code: pass the result to `run` and return the new state from there; `mx.function(step,
-        donate_argnums=0)` reuses its memory. What is no array stays as it is. Of a Flax NNX module
+        donate_argnums=0)` reuses its memory. What is not an array stays as it is. Of a Flax NNX module
         made outside the scope it gives a copy that belongs to the strategy.
         """
         mesh = self.replica_mesh

@@ -76,7 +76,9 @@ class WorkerPool:
             WorkerError: If a worker fails, or does not return in time.
         """
         if self.is_closed:
-            raise RuntimeError("This WorkerPool is closed; make a new one.")
+            raise RuntimeError(
+                f"This WorkerPool of {self.workers} worker(s) is closed; make a new one."
+            )
         call = travel.pack_call(fn, tuple(args), dict(kwargs or {}))
         if self._processes is not None and not self._processes.are_there():
             self._end_processes()
@@ -302,4 +304,4 @@ def _stacks(text: str) -> str:
         if not line.startswith(("Fatal Python error", "Extension modules"))
         and str(worker.__file__) not in line
     ]
-    return "\n".join(lines).strip() or "nobody knows: it has not answered to SIGABRT"
+    return "\n".join(lines).strip() or "unknown: it has not answered SIGABRT"

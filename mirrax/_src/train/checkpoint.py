@@ -15,6 +15,7 @@ import numpy as np
 
 from mirrax._src.base import context
 from mirrax._src.base.errors import DataLossError, warn_user
+from mirrax._src.base.hiding import hides
 from mirrax._src.base.jax_compat import outside_traces
 from mirrax._src.base.logical import launching
 from mirrax._src.cluster.runtime import current_cluster
@@ -59,6 +60,7 @@ def waiting(options: CheckpointOptions | None, wait: bool) -> CheckpointOptions 
     )
 
 
+@hides("collect", "replace_parts", "save_as", "saved_parts")
 class Checkpoint:
     """Variables, optimizers, metrics, iterators, pytrees and numbers, saved together.
 
@@ -112,7 +114,9 @@ class Checkpoint:
             object.__setattr__(self, name, value)
             return
         if hasattr(type(self), name):
-            raise AttributeError(f"{name!r} is taken: a Checkpoint has it itself.")
+            raise AttributeError(
+                f"{name!r} is an attribute of Checkpoint itself; choose another name."
+            )
         if not holds_something(value):
             raise ValueError(
                 f"A checkpoint cannot save {name!r}, a {type(value).__name__}. It saves "
@@ -153,7 +157,7 @@ class Checkpoint:
         self._parts.update((k, v) for k, v in new.items() if k in self._parts)
 
     def collect(self) -> Part:
-        """Everything to save, taken apart."""
+        """Everything to save, as separate items."""
         parts: dict[str, Any] = dict(self._parts)
         if self._counter is not None:
             parts[_COUNTER] = self._counter

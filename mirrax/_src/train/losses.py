@@ -41,11 +41,12 @@ def compute_average_loss(
     if losses.ndim == 0:
         raise ValueError(
             "`per_example_loss` must have a loss for each example along its first axis, got "
-            "one number. Do not reduce the losses before; `mx.nn.scale_regularization_loss` "
+            f"one number ({losses.dtype}). Do not average the losses before; "
+            "`mx.nn.scale_regularization_loss` "
             "is for losses of the model as a whole."
         )
     if losses.dtype == jnp.bool_:
-        raise TypeError("`per_example_loss` must be numbers, got bool.")
+        raise TypeError(f"`per_example_loss` must be numbers, got {losses.dtype}.")
     dtype = losses.dtype
     # Half precision overflows at 65504, integers stay integers until they are divided.
     is_float = jnp.issubdtype(dtype, jnp.inexact)
@@ -87,7 +88,8 @@ def scale_regularization_loss(regularization_loss: Any) -> jax.Array:
         )
     parts = [jnp.asarray(part) for part in jax.tree.leaves(regularization_loss)]
     if any(part.dtype == jnp.bool_ for part in parts):
-        raise TypeError("`regularization_loss` must be numbers, got bool.")
+        found = ", ".join(str(part.dtype) for part in parts)
+        raise TypeError(f"`regularization_loss` must be numbers, got {found}.")
     total = sum((jnp.sum(part) for part in parts), start=jnp.zeros((), jnp.int32))
     total = total if parts else jnp.zeros(())
     return total / replica.num_replicas_in_sync
@@ -117,8 +119,8 @@ def _count_examples(here: int) -> jax.Array:
     if place.replica is None:
         raise RuntimeError(
             "`compute_average_loss` is called outside of replicas, where the number of "
-            "examples on each is not known. Pass `global_batch_size`, or call it inside the "
-            "function that `strategy.run` runs."
+            f"examples on each is not known. Pass `global_batch_size` ({here} if these are all), "
+            "or call it inside the function that `strategy.run` runs."
         )
     if context.in_program(place) and not context.is_uneven(place):
         return jnp.int32(here * place.replica.num_replicas_in_sync)

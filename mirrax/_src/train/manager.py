@@ -42,7 +42,7 @@ class CheckpointManager:
         directory: Where to; it is made when it is needed.
         max_to_keep: How many checkpoints are kept, the newest ones; None keeps all.
         keep_checkpoint_every_n_hours: Of those that would be deleted, one in so many hours
-            stays for ever.
+            is never deleted.
         checkpoint_name: Their common name; a number follows.
         step_counter: The variable that counts steps, for `checkpoint_interval`.
         checkpoint_interval: The least number of steps between two checkpoints; `save` does
@@ -73,8 +73,8 @@ class CheckpointManager:
             )
         if checkpoint_interval is not None and step_counter is None:
             raise ValueError(
-                "`checkpoint_interval` counts steps, so it needs a `step_counter`: a variable "
-                "such as `optimizer.iterations`."
+                f"`checkpoint_interval={checkpoint_interval}` counts steps, so it needs a "
+                "`step_counter`: a variable such as `optimizer.iterations`."
             )
         if (
             keep_checkpoint_every_n_hours is not None

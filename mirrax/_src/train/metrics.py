@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mirrax._src.base import context
+from mirrax._src.base.hiding import hides
 from mirrax._src.base.jax_compat import Tracer
 from mirrax._src.base.reduce_op import VariableAggregation, VariableSynchronization
 from mirrax._src.state.variable import Variable
@@ -16,6 +17,7 @@ from mirrax._src.train.losses import match_rank
 from mirrax._src.train.own_copies import OwnCopies
 
 
+@hides("saved_parts")
 class Metric:
     """What metrics share. Make them in the strategy's scope, update them in replicas.
 

@@ -91,7 +91,7 @@ class ExponentialMovingAverage:
         Raises:
             TypeError: If something else is in the list.
             ValueError: If a variable was made outside the scope of the current strategy, or
-                an array has another shape than the one at its place had.
+                the shape of the array at a place has changed.
         """
         listed = self._checked(var_list)
         here = context.current()
@@ -129,8 +129,8 @@ class ExponentialMovingAverage:
         average = self.average(var)
         if average is None:
             raise ValueError(
-                "An array has no name before `apply` has been called with it, and the average "
-                "is named after its place in the list."
+                f"An array of shape {jnp.shape(var)} has no name before `apply` has been called "
+                "with it: the average is named after its place in the list."
             )
         return average.name
 
@@ -155,8 +155,8 @@ class ExponentialMovingAverage:
     def _checked(self, var_list: Iterable[Any] | None) -> list[Any]:
         if var_list is None:
             raise ValueError(
-                "`apply` needs `var_list`, the variables to average: mirrax keeps no "
-                "collection of all trainable ones."
+                f"`apply` of {self.name!r} needs `var_list`, the variables to average: mirrax "
+                "keeps no collection of all trainable ones."
             )
         if isinstance(var_list, Variable):
             raise TypeError(f"`var_list` must be a list, got {var_list!r}.")

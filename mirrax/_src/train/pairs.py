@@ -63,7 +63,7 @@ def own_variables(given: Iterable[Any]) -> list[Variable]:
         ):
             raise ValueError(
                 f"Variable {variable.name!r} was made outside the scope of {strategy!r}, or "
-                "in another scope than the others. Make all variables and the optimizer "
+                "in a different scope from the others. Make all variables and the optimizer "
                 "inside `with strategy.scope():`."
             )
         if variable.number in seen:

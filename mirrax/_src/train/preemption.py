@@ -83,7 +83,8 @@ class PreemptionCheckpointHandler:
         if isinstance(manager, Checkpoint):
             if checkpoint_dir is None:
                 raise ValueError(
-                    "`checkpoint_dir` is needed with a Checkpoint: where should it save?"
+                    "`checkpoint_dir` is needed with a Checkpoint, to know where to save: "
+                    f"{manager!r}."
                 )
             manager = CheckpointManager(manager, checkpoint_dir, max_to_keep=1)
         elif not isinstance(manager, CheckpointManager):
@@ -125,7 +126,8 @@ class PreemptionCheckpointHandler:
         elif threading.current_thread() is not threading.main_thread():
             raise RuntimeError(
                 "A PreemptionCheckpointHandler waits for a signal, so it must be made in the "
-                "main thread; or give it a `termination_watcher_fn`."
+                f"main thread, not in {threading.current_thread().name!r}; or give it a "
+                "`termination_watcher_fn`."
             )
         else:
             self._previous = signal.signal(signal.SIGTERM, self._notice)

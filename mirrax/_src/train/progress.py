@@ -24,15 +24,15 @@ class Progress:
                 loss = strategy.run(train_step, args=(batch,))
                 progress.update(examples=64, loss=strategy.reduce("SUM", loss, axis=None))
 
-    On a terminal it is a bar (with `rich`, if that is installed), elsewhere a line of text
-    every `interval` seconds and one at the end. Values stay on their devices until they are
+    On a terminal it is a bar, which says "compiling" until the first step is done, elsewhere a
+    line of text every `interval` seconds and one at the end. Values stay on their devices until they are
     shown, so that training does not wait for them. Only the chief of several workers shows
     anything.
 
     Args:
         total: The number of steps, if it is known.
         initial: The steps that are done already, when training goes on.
-        description: What stands at the beginning of the line.
+        description: The text at the beginning of the line.
         interval: The seconds between two lines where there is no terminal.
         file: Where lines go; the default is standard output.
     """
@@ -78,7 +78,10 @@ class Progress:
             self._bar = _make_bar(self._file)
         if self._bar is not None:
             self._task = self._bar.add_task(
-                self._description, total=self._total, completed=self._step, note=""
+                self._description,
+                total=self._total,
+                completed=self._step,
+                note="compiling the first step",
             )
             self._bar.start()
         self._drawn = time.perf_counter()
@@ -154,12 +157,14 @@ def _make_bar(file: Any) -> Any:
             BarColumn,
             MofNCompleteColumn,
             Progress,
+            SpinnerColumn,
             TextColumn,
             TimeRemainingColumn,
         )
     except ImportError:
         return None
     return Progress(
+        SpinnerColumn(),  # turns while a step compiles and the bar stands still
         TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=None),
         MofNCompleteColumn(),

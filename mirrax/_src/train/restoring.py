@@ -10,6 +10,7 @@ from typing import Any
 import jax
 
 from mirrax._src.base.errors import warn_user
+from mirrax._src.base.hiding import hides
 from mirrax._src.train import storage
 from mirrax._src.train.saving import Item, put_global
 from mirrax._src.train.storage import Contents
@@ -73,6 +74,7 @@ class Matching:
         self.unused -= matched.keys() | later.keys()
 
 
+@hides("warn_if_partial")
 class RestoreStatus:
     """What came of a restore; returned by `Checkpoint.restore`."""
 

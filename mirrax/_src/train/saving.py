@@ -74,7 +74,7 @@ class Item:
 
 
 class Part:
-    """A structure to save, taken apart into items.
+    """A structure to save, divided into items.
 
     Args:
         name: The name that the names of its items begin with.

@@ -273,7 +273,7 @@ def _check_replaceable(path: Path) -> None:
     if path.exists() and not is_empty and not (path / _MANIFEST).exists():
         raise FileExistsError(
             errno.EEXIST,
-            f"There is already something at {path} that is no checkpoint; nothing has been "
+            f"There is already something at {path} that is not a checkpoint; nothing has been "
             "saved, nothing overwritten",
         )
 
@@ -287,7 +287,7 @@ def _next_sequence(directory: Path) -> int:
 
 
 def check_sizes(contents: Contents) -> None:
-    """Raises DataLossError if a file is missing or has another size than it had."""
+    """Raises DataLossError if a file is missing or its size has changed."""
     for name, (size, _) in contents.files.items():
         file = contents.path / name
         if not file.is_file() or file.stat().st_size != size:

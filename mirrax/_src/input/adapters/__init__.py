@@ -55,7 +55,7 @@ def as_dataset(source: Any, what: str = "The argument") -> Dataset:
     if callable(source):
         return Dataset.from_generator(source)
     raise TypeError(
-        f"{what} is no dataset: {source!r}. Give an `mx.data.Dataset`, a dataset of tf.data, "
+        f"{what} is not a dataset: {source!r}. Give an `mx.data.Dataset`, a dataset of tf.data, "
         "Grain, PyTorch, Hugging Face or Keras, an iterable of NumPy batches, or a generator function."
     )
 

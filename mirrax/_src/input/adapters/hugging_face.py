@@ -68,8 +68,8 @@ class HuggingFaceRows(Node):
     def spec(self) -> PyTree:
         if not self.length:
             raise ValueError(
-                "The rows of a Hugging Face dataset are described by looking at the first one, "
-                "and there is none: it is empty."
+                f"{self.describe()}, a Hugging Face dataset, is empty: its rows are described by "
+                "the first one, and there is none."
             )
         return spec_of(self.rows.row(0))
 
@@ -134,7 +134,7 @@ def _column(array: Any, name: str) -> PyTree:
         array = array.storage
     if array.null_count:
         raise TypeError(
-            f"Column {name!r} of a Hugging Face dataset holds None, which is no array. Replace "
+            f"Column {name!r} of a Hugging Face dataset holds None, which is not an array. Replace "
             "it with `dataset.map`, or leave the column out."
         )
     kind = array.type
@@ -197,7 +197,7 @@ def _row(row: dict[str, Any], features: Any) -> dict[str, Any]:
             found[name] = _leaf(value, features[name] if features else None)
         except (TypeError, ValueError) as error:
             raise TypeError(
-                f"Column {name!r} of a Hugging Face dataset holds {value!r}, which is no array "
+                f"Column {name!r} of a Hugging Face dataset holds {value!r}, which is not an array "
                 f"({error})."
             ) from error
     return found

@@ -86,7 +86,7 @@ class Batches(Steps):
         )
 
     def unbatch(self, name: str | None = None) -> Dataset:
-        """The rows of each element: takes batches apart.
+        """The rows of each element: the opposite of `batch`.
 
         >>> list(mx.data.Dataset.from_tensors([1, 2, 3]).unbatch())
         [np.int32(1), np.int32(2), np.int32(3)]
@@ -184,7 +184,10 @@ class Batches(Steps):
             name: Unused, as in TensorFlow's eager mode.
         """
         if (window_size is None) == (window_size_func is None):
-            raise ValueError("Give either `window_size` or `window_size_func`.")
+            raise ValueError(
+                "Give either `window_size` or `window_size_func`, got "
+                f"{window_size!r} and {window_size_func!r}."
+            )
         size_fn = window_size_func or _constant(integer(window_size, "window_size"))
         for fn in (key_func, reduce_func, size_fn):
             check_callable(fn, "group_by_window")

@@ -65,7 +65,8 @@ class Elements(Steps):
             )
         if synchronous and num_parallel_calls is not None:
             raise ValueError(
-                "`synchronous=True` and `num_parallel_calls` exclude each other."
+                "`synchronous=True` cannot be combined with `num_parallel_calls`, which is "
+                f"{num_parallel_calls!r}."
             )
         calls = checked_calls(num_parallel_calls)
         if calls is None and workers == "processes":

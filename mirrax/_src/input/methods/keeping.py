@@ -129,10 +129,14 @@ class Keeping(Steps):
         """
         if checkpoint_args is not None:
             raise ValueError(
-                "`checkpoint_args` is not supported: `save` writes all elements or none."
+                "`checkpoint_args` is not supported: `save` writes all elements or none. Got "
+                f"{checkpoint_args!r}."
             )
         if self.node.cardinality() == INFINITE:
-            raise ValueError("This dataset never ends: `save` a part of it, `take(n)`.")
+            raise ValueError(
+                f"This dataset never ends and cannot be saved in {path}: `save` a part of it, "
+                "`take(n)`."
+            )
         if shard_func is not None:
             check_callable(shard_func, "save")
             check_arguments(shard_func, self.node, "save")

@@ -62,7 +62,7 @@ class Order(Steps):
         )
 
     def repeat(self, count: int | None = None, name: str | None = None) -> Dataset:
-        """The elements `count` times; for ever if it is None or -1.
+        """The elements `count` times; without end if it is None or -1.
 
         >>> list(mx.data.Dataset.range(2).repeat(2))
         [np.int64(0), np.int64(1), np.int64(0), np.int64(1)]
@@ -173,7 +173,7 @@ class Order(Steps):
             target_dist: The share that each class shall have.
             initial_dist: The share that each class has in the data; estimated on the way if
                 it is not given.
-            seed: With the same seed a program leaves out the same elements again.
+            seed: With the same seed a program drops the same elements again.
             name: Unused, as in TensorFlow's eager mode.
         """
         check_callable(class_func, "rejection_resample")

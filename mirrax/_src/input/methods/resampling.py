@@ -65,7 +65,7 @@ def _checked(distribution: Any, name: str) -> np.ndarray:
     found = np.asarray(distribution, np.float32)
     if found.ndim != 1 or not len(found) or (found < 0).any():
         raise ValueError(
-            f"`{name}` must hold the share of each class, got {distribution!r}."
+            f"`{name}` must hold the proportion of each class, got {distribution!r}."
         )
     return found
 

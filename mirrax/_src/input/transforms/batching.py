@@ -205,7 +205,7 @@ def _pad(*args: Any) -> np.ndarray:
     for leaf in leaves:
         if len(shape_of(leaf)) != rank or dtype_of(leaf) != dtype:
             raise ValueError(
-                "`padded_batch` fills up lengths, not ranks or dtypes: a batch holds "
+                "`padded_batch` pads lengths, not ranks or dtypes: a batch holds "
                 f"{show(first)} and {show(leaf)}."
             )
     target = [None] * rank if target is None else lengths(target)

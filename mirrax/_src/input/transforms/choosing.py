@@ -169,7 +169,7 @@ def usable_weights(weights: Any, count: int) -> list[float]:
 
     Raises:
         ValueError: If there are more or fewer.
-        TypeError: If they are no floating-point numbers.
+        TypeError: If they are not floating-point numbers.
     """
     array = np.asarray(weights)
     if array.shape != (count,):

@@ -35,7 +35,7 @@ _START: Any = (None, 0)  # of a pass that reads again what it has read
 
 
 class Screen(Through):
-    """A step that passes some elements on: nobody knows how many."""
+    """A step that passes some elements on; how many is unknown."""
 
     def cardinality(self) -> int:
         return UNKNOWN

@@ -186,8 +186,8 @@ class ShardHint(Through):
 
     def open(self, path: Path, state: State = None) -> Cursor:
         raise RuntimeError(
-            "`shard(SHARD_HINT, ...)` marks where a dataset is divided among workers. Distribute "
-            "the dataset with `auto_shard_policy` HINT; without distribution give numbers."
+            f"`shard(SHARD_HINT, ...)` of {self.input.describe()} marks where a dataset is divided "
+            "among workers. Distribute the dataset with `auto_shard_policy` HINT; without distribution give numbers."
         )
 
     def describe(self) -> str:
@@ -196,7 +196,7 @@ class ShardHint(Through):
 
 @node
 class Repeat(Through):
-    """The input `count` times; for ever if it is negative."""
+    """The input `count` times; without end if it is negative."""
 
     input: Node
     count: int

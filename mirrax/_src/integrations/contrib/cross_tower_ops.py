@@ -8,6 +8,7 @@ from typing import Any
 import jax
 
 from mirrax._src.base.devices import DeviceLike
+from mirrax._src.base.hiding import hides
 from mirrax._src.base.reduce_op import ReduceOp, VariableAggregation
 from mirrax._src.collectives.algorithms import (
     HierarchicalCopyAllReduce,
@@ -22,6 +23,7 @@ from mirrax._src.collectives.packing import PackLimits
 Pairs = Sequence[tuple[Any, Destinations]]
 
 
+@hides("as_cross_device_ops")
 class CrossTowerOps:
     """How towers' values are reduced and copied; subclass it to bring an algorithm of your own.
 

@@ -53,11 +53,15 @@ class MirroredStrategy(DistributionStrategy):
         )
         if num_gpus is not None and num_gpus_per_worker is not None:
             raise ValueError(
-                "`num_gpus` and `num_gpus_per_worker` mean the same; give one of them."
+                "`num_gpus` and `num_gpus_per_worker` mean the same; give one of them, not "
+                f"{num_gpus} and {num_gpus_per_worker}."
             )
         self._num_gpus = num_gpus if num_gpus is not None else num_gpus_per_worker
         if devices is not None and self._num_gpus is not None:
-            raise ValueError("Give `devices` or `num_gpus`, not both.")
+            raise ValueError(
+                "Give `devices` or `num_gpus`, not both; got "
+                f"{devices!r} and {self._num_gpus}."
+            )
         if cross_tower_ops is not None and not isinstance(
             cross_tower_ops, CrossTowerOps
         ):
@@ -106,17 +110,18 @@ class MirroredStrategy(DistributionStrategy):
             return
         if self._num_gpus is None:
             raise ValueError(
-                "A cluster needs `num_gpus`, the number of GPUs of each worker; 0 for CPUs."
+                "A cluster needs `num_gpus`, the number of GPUs of each worker, or 0 for CPUs; "
+                f"this strategy was made without it, for {cluster_spec!r}."
             )
         if self._cross_tower_ops is not None:
             raise ValueError(
                 "`cross_tower_ops` is for the devices of one machine; leave it out for a "
-                "cluster."
+                f"cluster. Got {self._cross_tower_ops!r}."
             )
         if self._core is not None:
             raise RuntimeError(
                 "`configure` with a `cluster_spec` comes first: before the scope, before "
-                "variables, before anything asks for the devices."
+                f"variables, before anything asks for the devices of {self._core!r}."
             )
         resolver = SimpleClusterResolver(
             ClusterSpec(cluster_spec), task_type=task_type or "", task_id=task_id
@@ -154,5 +159,5 @@ def _gpus(count: int | None) -> list[str] | None:
     if count is None:
         return None
     if not isinstance(count, int) or isinstance(count, bool) or count < 0:
-        raise ValueError(f"`num_gpus` must be a number of at least 0, got {count!r}.")
+        raise ValueError(f"`num_gpus` must be an integer, 0 or larger, got {count!r}.")
     return [f"GPU:{i}" for i in range(count)] or ["CPU:0"]

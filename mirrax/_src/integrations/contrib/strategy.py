@@ -260,7 +260,9 @@ class DistributionStrategy:
         ]
         if aggregation is _ONLY_FIRST:
             if any(_is_mapped(value) for value, _ in pairs):
-                raise ValueError("What `map` gives can be reduced by SUM or MEAN only.")
+                raise ValueError(
+                    f"Results of `map` can be reduced by SUM or MEAN only, not by {aggregation}."
+                )
             first = self.core.first_part
             return [extended.broadcast_to(first(v), d) for v, d in pairs]
         op = reduce_op_of(aggregation)
@@ -275,7 +277,9 @@ class DistributionStrategy:
         """All results of a `map` combined, however many each device has."""
         outputs = [output.get() for output in value.values]
         if not any(outputs):
-            raise ValueError("There is nothing to reduce: `map` had no elements.")
+            raise ValueError(
+                f"There is nothing to reduce by {op.name}: `map` had no elements."
+            )
         zero = jnp.zeros_like(next(x for results in outputs for x in results))
         sums = [sum(results, start=zero) for results in outputs]
         counts = [jnp.asarray(len(results)) for results in outputs]

@@ -118,7 +118,7 @@ def require_tower_context(tower_ctx: TowerContext) -> None:
         )
     if found != tower_ctx:
         raise RuntimeError(
-            "The tower context is not that of the current tower; ask for it by "
+            f"The context of tower {tower_ctx.tower_id} is not that of the current tower; ask for it by "
             "`get_tower_context()` where you use it."
         )
 

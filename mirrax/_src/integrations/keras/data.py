@@ -62,7 +62,7 @@ def _get_data_adapter(
     if isinstance(x, DistributedDataset):
         raise TypeError(
             "Keras' `fit`, `evaluate` and `predict` divide the batches themselves: pass the "
-            "dataset, and not what `experimental_distribute_dataset` made of it."
+            f"dataset, and not what `experimental_distribute_dataset` made of it, {x!r}."
         )
     if not isinstance(x, Dataset):
         options = batch_size, steps_per_epoch, shuffle, class_weight

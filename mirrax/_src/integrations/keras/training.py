@@ -1,4 +1,4 @@
-"""`fit` and its kin: Keras' own step as one program on all devices, split by the batch.
+"""`fit` and the like: Keras' own step as one program on all devices, split by the batch.
 
 The program is that of one device. Its arguments are the variables, with a copy on each device,
 and the whole batch, of which each device has some rows. Rows that do not divide are padded

@@ -68,7 +68,7 @@ class ValueRoute(Route):
         if is_traced and held is not None and not in_stateless_scope():
             raise ValueError(
                 f"Keras variable {obj.path!r} was made outside the scope of a strategy and is "
-                "read in a compiled function, which would keep today's value for ever. Make "
+                "read in a compiled function, which would keep the value it has now. Make "
                 "the model (optimizer, metric) inside `with strategy.scope():`."
             )
         return held
