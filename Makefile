@@ -6,6 +6,8 @@
 # make quick     the tests to run all day
 # make thorough  random tests with three times as many examples
 # make bench     speed, side by side with hand-written JAX
+# make bench-peers    whole training loops beside TensorFlow, PyTorch, Keras and Grain: benchmarks/PEERS.md
+#                     (QUICK=1: in 4 minutes; RESUME=1: goes on where the last run was stopped)
 # make kills     kills the demo 20 times and workers 50 times: nothing may change
 # make soak      thousands of steps without waiting: nothing may hang
 # Hundreds of processes import the same files: they compile them once.
@@ -17,6 +19,7 @@ BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest
 INTEROP := .venv-interop
 NEWEST := .venv-newest
+PEERS := .venv-peers
 NEWEST_PYTHON ?= $(shell .ci/newest-python)
 NEWEST_INSTALLED := $(if $(NEWEST_PYTHON),$(NEWEST)/.installed)
 # Without compiling all that is installed: much of it is never imported.
@@ -24,7 +27,7 @@ INSTALL := -m pip install --quiet --no-compile
 # One more than two cores: a third of the tests wait for processes more than they compute.
 WORKERS ?= 3
 
-.PHONY: install demo test test-interop test-newest quick thorough lint types bench kills soak clean
+.PHONY: install demo test test-interop test-newest quick thorough lint types bench bench-peers kills soak clean
 
 install: $(VENV)/.installed
 
@@ -82,6 +85,15 @@ thorough: install
 bench: install
 	$(BIN)/python benchmarks/run.py
 
+# The peers on CPUs; this PyTorch comes without CUDA.
+$(PEERS)/.installed:
+	test -x $(PEERS)/bin/python || $(PYTHON) -m venv $(PEERS)
+	$(PEERS)/bin/python $(INSTALL) tensorflow-cpu torch==2.13.0 keras grain 'jax>=0.10,<0.11'
+	touch $@
+
+bench-peers: install $(PEERS)/.installed
+	$(BIN)/python benchmarks/peers.py --python $(PEERS)/bin/python $(if $(QUICK),--quick) $(if $(RESUME),--resume)
+
 kills: install
 	MIRRAX_KILLS=20 $(PYTEST) tests/examples/test_demo.py -k killed --timeout 3000
 	$(BIN)/python tests/cluster/kills.py --kills 50
@@ -90,4 +102,4 @@ soak: install
 	$(BIN)/python benchmarks/soak.py
 
 clean:
-	rm -rf $(VENV) $(INTEROP) $(NEWEST) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(INTEROP) $(NEWEST) $(PEERS) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis

@@ -8,6 +8,7 @@ the median over the rounds leaves its peaks out.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import math
 import os
@@ -153,7 +154,7 @@ class Rival:
     def __init__(self, arguments: Sequence[str], python: str = sys.executable) -> None:
         self._name = " ".join(arguments)
         self._errors = tempfile.TemporaryFile("w+")
-        self._process = subprocess.Popen(
+        self.process = subprocess.Popen(
             [python, *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -164,27 +165,40 @@ class Rival:
 
     def ask(self, work: str, timeout: float = 300) -> Any:
         """The answer; a process that gives none in time is ended."""
-        deadline = threading.Timer(timeout, self._process.kill)
+        late = threading.Event()
+
+        def give_up() -> None:
+            late.set()
+            self.process.kill()
+
+        deadline = threading.Timer(timeout, give_up)
         deadline.start()
-        assert self._process.stdin and self._process.stdout
+        assert self.process.stdout
         try:
-            self._process.stdin.write(f"{work}\n")
-            self._process.stdin.flush()
-            return json.loads(self._process.stdout.readline())
+            self.send(work)
+            return json.loads(self.process.stdout.readline())
         except (OSError, ValueError):
             self._errors.seek(0)
             last = "".join(self._errors.readlines()[-20:])
-            raise RuntimeError(f"{self._name} failed at {work!r}:\n{last}") from None
+            how = f"gave no answer in {timeout:.0f} s" if late.is_set() else "failed"
+            raise RuntimeError(f"{self._name} {how} at {work!r}:\n{last}") from None
         finally:
             deadline.cancel()
 
+    def send(self, work: str) -> None:
+        """Asks without waiting for the answer."""
+        assert self.process.stdin
+        self.process.stdin.write(f"{work}\n")
+        self.process.stdin.flush()
+
     def close(self) -> None:
-        assert self._process.stdin
-        self._process.stdin.close()
+        assert self.process.stdin
+        with contextlib.suppress(OSError):  # it may have ended
+            self.process.stdin.close()
         try:
-            self._process.wait(timeout=20)
+            self.process.wait(timeout=20)
         except subprocess.TimeoutExpired:
-            self._process.kill()
+            self.process.kill()
 
 
 def _environment() -> dict[str, str]:
