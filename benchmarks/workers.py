@@ -202,11 +202,13 @@ def measure(
     count = max(2, math.ceil(seconds * 1e3 / slowest))
     order, shuffle = list(ways), random.Random(0).shuffle
     figures: dict[str, list[float]] = {way: [] for way in ways}
-    for _ in range(rounds):
-        shuffle(order)
-        for way in order:
-            figures[way].append(ways[way].train(way, model, count)[0])
-    return {way: np.array(values) for way, values in figures.items()}
+    with contextlib.suppress(KeyboardInterrupt):  # shows the rounds so far
+        for _ in range(rounds):
+            shuffle(order)
+            for way in order:
+                figures[way].append(ways[way].train(way, model, count)[0])
+    whole = min(map(len, figures.values()))
+    return {way: np.array(values[:whole]) for way, values in figures.items()}
 
 
 if __name__ == "__main__":
