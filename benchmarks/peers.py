@@ -30,6 +30,7 @@ import numpy as np
 from common import Rival, describe_machine, is_installed
 from models import Model, mlp, small_variables
 from peer_faults import measure_faults
+from peer_libraries import DDP, EACH, KERAS, MIRRAX, PACKED, TF, TF_FEW, Peer
 from peer_report import Cell, write_report
 from workers import Workers
 
@@ -43,27 +44,6 @@ VERSIONS = ("tensorflow", "tensorflow-cpu", "torch", "keras", "grain", "jax")
 
 # Fills the cells of a table, in about so many seconds.
 Measure = Callable[[dict[str, Cell], float], None]
-
-
-@dataclass(frozen=True)
-class Peer:
-    """A library's way to train: `rivals/loop_{library}.py`."""
-
-    name: str
-    library: str
-    way: str = "plain"
-
-
-MIRRAX = Peer("mirrax", "mirrax")
-EACH, PACKED = (
-    Peer("JAX, psum each", "jax", "each"),
-    Peer("JAX, packed", "jax", "packed"),
-)
-TF, TF_FEW = (
-    Peer("TensorFlow", "tensorflow"),
-    Peer("TensorFlow, few threads", "tensorflow", "few threads"),
-)
-DDP, KERAS = Peer("PyTorch DDP", "torch"), Peer("Keras 3 on JAX", "keras")
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ def make(loop: Loop) -> Steps:
     jax.config.update("jax_platforms", "cpu")
     if loop.workers > 1:
         os.environ["TF_CONFIG"] = loop.worker.tf_config
-        strategy = mx.distribute.MultiWorkerMirroredStrategy(step_timeout=20)
+        strategy = mx.distribute.MultiWorkerMirroredStrategy(step_timeout=10)
     else:
         mx.config.set_logical_device_configuration(cpu=loop.replicas)
         strategy = mx.distribute.MirroredStrategy()
