@@ -6,6 +6,8 @@
 # make quick     the tests to run all day
 # make thorough  random tests with three times as many examples
 # make bench     speed, side by side with hand-written JAX
+# make bench-peers    whole training loops beside TensorFlow, PyTorch, Keras and Grain: benchmarks/PEERS.md
+#                     (QUICK=1: in 4 minutes; RESUME=1: goes on where the last run was stopped)
 # make kills     kills the demo 20 times and workers 150 times, strangers talk to a job: nothing may change
 # make docs      the documentation as a site, in site/
 # make soak      thousands of steps without waiting, half an hour with kills: nothing may hang or grow
@@ -19,6 +21,7 @@ PYTEST := $(BIN)/python -m pytest
 INTEROP := .venv-interop
 NEWEST := .venv-newest
 DOCS := .venv-docs
+PEERS := .venv-peers
 NEWEST_PYTHON ?= $(shell .ci/newest-python)
 NEWEST_INSTALLED := $(if $(NEWEST_PYTHON),$(NEWEST)/.installed)
 # Without compiling all that is installed: much of it is never imported.
@@ -26,7 +29,7 @@ INSTALL := -m pip install --quiet --no-compile
 # One more than two cores: a third of the tests wait for processes more than they compute.
 WORKERS ?= 3
 
-.PHONY: install demo test test-interop test-newest quick thorough lint types docs bench kills soak clean
+.PHONY: install demo test test-interop test-newest quick thorough lint types docs bench bench-peers kills soak clean
 
 install: $(VENV)/.installed
 
@@ -94,6 +97,15 @@ docs: $(DOCS)/.installed
 bench: install
 	$(BIN)/python benchmarks/run.py
 
+# The peers on CPUs; this PyTorch comes without CUDA.
+$(PEERS)/.installed:
+	test -x $(PEERS)/bin/python || $(PYTHON) -m venv $(PEERS)
+	$(PEERS)/bin/python $(INSTALL) tensorflow-cpu torch==2.13.0 keras grain 'jax>=0.10,<0.11'
+	touch $@
+
+bench-peers: install $(PEERS)/.installed
+	$(BIN)/python benchmarks/peers.py --python $(PEERS)/bin/python $(if $(QUICK),--quick) $(if $(RESUME),--resume)
+
 kills: install
 	MIRRAX_KILLS=20 $(PYTEST) tests/examples/test_demo.py -k killed --timeout 3000
 	$(BIN)/python tests/cluster/kills.py --kills 50
@@ -105,4 +117,4 @@ soak: install
 	$(BIN)/python tests/cluster/soak.py --minutes 30
 
 clean:
-	rm -rf $(VENV) $(INTEROP) $(NEWEST) $(DOCS) site build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(INTEROP) $(NEWEST) $(DOCS) $(PEERS) site build dist *.egg-info .pytest_cache .ruff_cache .hypothesis

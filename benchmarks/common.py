@@ -8,11 +8,14 @@ the median over the rounds leaves its peaks out.
 from __future__ import annotations
 
 import argparse
+import atexit
+import contextlib
 import json
 import math
 import os
 import platform
 import random
+import signal
 import subprocess
 import sys
 import tempfile
@@ -43,6 +46,7 @@ def parser(question: str | None, replicas: int = 2) -> argparse.ArgumentParser:
     options.add_argument("--quick", action="store_true", help="few, short rounds")
     options.add_argument("--replicas", type=int, default=replicas, metavar="N")
     options.add_argument("--json", type=Path, metavar="FILE", help="write results here")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     return options
 
 
@@ -78,8 +82,11 @@ def interleaved(
     """Milliseconds a step of each variant, one figure for each round.
 
     Each round runs the same number of steps of every variant and waits for the last one
-    only, as a training loop does.
+    only, as a training loop does. Who is stopped (Ctrl-C, SIGTERM) after a whole round gets
+    the figures so far.
     """
+    if _stopped:
+        raise KeyboardInterrupt
     for step in variants.values():
         seconds_of(step)
     slowest = max(min(seconds_of(step) for _ in range(3)) for step in variants.values())
@@ -87,16 +94,27 @@ def interleaved(
     order = list(variants)
     shuffle = random.Random(0).shuffle
     figures: dict[str, list[float]] = {name: [] for name in variants}
-    for _ in range(rounds):
-        shuffle(order)
-        for name in order:
-            step, last = variants[name], None
-            start = time.perf_counter()
-            for _ in range(count):
-                last = step()
-            jax.block_until_ready(last)
-            figures[name].append((time.perf_counter() - start) / count * 1e3)
+    try:
+        for _ in range(rounds):
+            shuffle(order)
+            for name in order:
+                step, last = variants[name], None
+                start = time.perf_counter()
+                for _ in range(count):
+                    last = step()
+                jax.block_until_ready(last)
+                figures[name].append((time.perf_counter() - start) / count * 1e3)
+    except KeyboardInterrupt:
+        whole = min(map(len, figures.values()))
+        if not whole:
+            raise
+        _stopped.append(True)
+        print(f"stopped after {whole} of {rounds} rounds", flush=True)
+        figures = {name: values[:whole] for name, values in figures.items()}
     return {name: np.array(values) for name, values in figures.items()}
+
+
+_stopped: list[bool] = []
 
 
 def better(figures: dict[str, np.ndarray], names: Sequence[str]) -> str:
@@ -153,7 +171,7 @@ class Rival:
     def __init__(self, arguments: Sequence[str], python: str = sys.executable) -> None:
         self._name = " ".join(arguments)
         self._errors = tempfile.TemporaryFile("w+")
-        self._process = subprocess.Popen(
+        self.process = subprocess.Popen(
             [python, *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -164,27 +182,40 @@ class Rival:
 
     def ask(self, work: str, timeout: float = 300) -> Any:
         """The answer; a process that gives none in time is ended."""
-        deadline = threading.Timer(timeout, self._process.kill)
+        late = threading.Event()
+
+        def give_up() -> None:
+            late.set()
+            self.process.kill()
+
+        deadline = threading.Timer(timeout, give_up)
         deadline.start()
-        assert self._process.stdin and self._process.stdout
+        assert self.process.stdout
         try:
-            self._process.stdin.write(f"{work}\n")
-            self._process.stdin.flush()
-            return json.loads(self._process.stdout.readline())
+            self.send(work)
+            return json.loads(self.process.stdout.readline())
         except (OSError, ValueError):
             self._errors.seek(0)
             last = "".join(self._errors.readlines()[-20:])
-            raise RuntimeError(f"{self._name} failed at {work!r}:\n{last}") from None
+            how = f"gave no answer in {timeout:.0f} s" if late.is_set() else "failed"
+            raise RuntimeError(f"{self._name} {how} at {work!r}:\n{last}") from None
         finally:
             deadline.cancel()
 
+    def send(self, work: str) -> None:
+        """Asks without waiting for the answer."""
+        assert self.process.stdin
+        self.process.stdin.write(f"{work}\n")
+        self.process.stdin.flush()
+
     def close(self) -> None:
-        assert self._process.stdin
-        self._process.stdin.close()
+        assert self.process.stdin
+        with contextlib.suppress(OSError):  # it may have ended
+            self.process.stdin.close()
         try:
-            self._process.wait(timeout=20)
+            self.process.wait(timeout=20)
         except subprocess.TimeoutExpired:
-            self._process.kill()
+            self.process.kill()
 
 
 def _environment() -> dict[str, str]:
@@ -235,6 +266,16 @@ class Report:
     tables: list[dict[str, Any]] = field(default_factory=list)
     checks: list[Check] = field(default_factory=list)
 
+    is_finished: bool = False
+
+    def __post_init__(self) -> None:
+        atexit.register(self._finish_early)
+
+    def _finish_early(self) -> None:
+        """Prints and writes what there is when the script was stopped or has failed."""
+        if not self.is_finished and self.tables:
+            self.finish()
+
     def table(
         self, title: str, header: Sequence[str], rows: Sequence[Sequence[Any]]
     ) -> None:
@@ -246,6 +287,7 @@ class Report:
         self.checks.append(Check(name, value, target, **more))
 
     def finish(self, devices: Devices = ()) -> None:
+        self.is_finished = True
         if self.checks:
             print()
             print_table(CHECK_HEADER, [check.row() for check in self.checks])

@@ -66,12 +66,13 @@ def mlp(*sizes: int) -> Model:
     pairs = zip(sizes, sizes[1:])
     shapes = [shape for n, m in pairs for shape in ((n, m), (m,))]
 
-    def losses(params: Arrays, x: jax.Array, y: jax.Array) -> jax.Array:
-        for w, b in zip(params[:-2:2], params[1:-2:2]):
-            x = jax.nn.relu(x @ w + b)
-        return _cross_entropy(x @ params[-2] + params[-1], y)
+    return Model("MLP " + "-".join(map(str, sizes)), shapes, mlp_losses, (sizes[0],))
 
-    return Model("MLP " + "-".join(map(str, sizes)), shapes, losses, (sizes[0],))
+
+def mlp_losses(params: Arrays, x: jax.Array, y: jax.Array) -> jax.Array:
+    for w, b in zip(params[:-2:2], params[1:-2:2]):
+        x = jax.nn.relu(x @ w + b)
+    return _cross_entropy(x @ params[-2] + params[-1], y)
 
 
 def cnn() -> Model:
@@ -141,11 +142,12 @@ def transformer(
 def small_variables(count: int, size: int = 32) -> Model:
     """`count` vectors of `size` numbers, drawn towards the inputs."""
 
-    def losses(params: Arrays, x: jax.Array, y: jax.Array) -> jax.Array:
-        return sum((jnp.sum((x - p) ** 2, axis=-1) for p in params), start=0.0 * y)
-
     shapes = [(size,)] * count
-    return Model(f"{count} variables", shapes, losses, (size,), batch_size=16)
+    return Model(f"{count} variables", shapes, vector_losses, (size,), batch_size=16)
+
+
+def vector_losses(params: Arrays, x: jax.Array, y: jax.Array) -> jax.Array:
+    return sum((jnp.sum((x - p) ** 2, axis=-1) for p in params), start=0.0 * y)
 
 
 def _normalize(x: jax.Array, gain: jax.Array, bias: jax.Array) -> jax.Array:

@@ -17,11 +17,13 @@ import json
 import math
 import random
 import socket
+import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from common import Ratio, Report, Rival, better, is_installed, parser
@@ -68,20 +70,46 @@ class Workers:
     """The processes of one library, which train together."""
 
     def __init__(
-        self, count: int, python: str, script: Sequence[str], folder: Path
+        self,
+        count: int,
+        python: str,
+        script: Sequence[str],
+        folder: Path,
+        more: Sequence[str] = (),
     ) -> None:
         addresses = ",".join(free_addresses(count))
         self._rivals = [
-            Rival([*script, str(i), addresses, str(folder)], python)
+            Rival([*script, str(i), addresses, str(folder), *more], python)
             for i in range(count)
         ]
         self._threads = ThreadPoolExecutor(count)
 
-    def train(self, way: str, model: str, steps: int) -> tuple[float, float]:
+    def train(
+        self, way: str, model: str, steps: int, timeout: float = 300
+    ) -> tuple[float, float]:
         """Milliseconds a step, of the slowest worker, and the loss over all workers."""
         asked = json.dumps([way, model, steps])
-        answers = list(self._threads.map(lambda rival: rival.ask(asked), self._rivals))
+
+        def ask(rival: Rival) -> Any:
+            return rival.ask(asked, timeout)
+
+        answers = list(self._threads.map(ask, self._rivals))
         return max(a["ms"] for a in answers), sum(a["loss"] for a in answers)
+
+    def begin(self, way: str, model: str, steps: int) -> None:
+        """Asks for steps without waiting for them."""
+        for rival in self._rivals:
+            rival.send(json.dumps([way, model, steps]))
+
+    @property
+    def processes(self) -> list[subprocess.Popen[str]]:
+        return [rival.process for rival in self._rivals]
+
+    def kill(self) -> None:
+        """Ends the processes at once, also stopped ones."""
+        for process in self.processes:
+            process.kill()
+        self.close()
 
     def close(self) -> None:
         list(self._threads.map(lambda rival: rival.close(), self._rivals))
@@ -174,11 +202,13 @@ def measure(
     count = max(2, math.ceil(seconds * 1e3 / slowest))
     order, shuffle = list(ways), random.Random(0).shuffle
     figures: dict[str, list[float]] = {way: [] for way in ways}
-    for _ in range(rounds):
-        shuffle(order)
-        for way in order:
-            figures[way].append(ways[way].train(way, model, count)[0])
-    return {way: np.array(values) for way, values in figures.items()}
+    with contextlib.suppress(KeyboardInterrupt):  # shows the rounds so far
+        for _ in range(rounds):
+            shuffle(order)
+            for way in order:
+                figures[way].append(ways[way].train(way, model, count)[0])
+    whole = min(map(len, figures.values()))
+    return {way: np.array(values[:whole]) for way, values in figures.items()}
 
 
 if __name__ == "__main__":

@@ -83,7 +83,7 @@ def test_a_running_job_is_found_and_shown(launcher: Launcher, tmp_path: Path) ->
     assert all("mark" not in row for row in workers)
     assert "runs no job of yours on this machine" in none
     assert "worker 0 has a secret, but this process has none" in no_secret
-    assert "worker 0 has another secret than this process" in wrong
+    assert "worker 0 has a different secret from this process" in wrong
     assert "process " in known and "Error" not in known
 
 

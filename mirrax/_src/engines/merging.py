@@ -161,13 +161,23 @@ def _eval(jaxpr: Jaxpr, values: Sequence[Any], kind: _Kind) -> list[Any]:
     def read(atom: Any) -> Any:
         return atom.val if isinstance(atom, Literal) else env[atom]
 
-    eqns = jaxpr.eqns
+    eqns = _needed(jaxpr)
     while eqns:
         now, group, eqns = _next_wave(eqns, kind)
         env.update(_eval_equations(jaxpr, [_rewritten(eqn, kind) for eqn in now], env))
         if group:
             env.update(kind.run(group, read))
     return [read(atom) for atom in jaxpr.outvars]
+
+
+def _needed(jaxpr: Jaxpr) -> list[Any]:
+    """The equations that an output or an effect needs: no other sum should travel."""
+    used, kept = set(variables_of(jaxpr.outvars)), []
+    for eqn in reversed(jaxpr.eqns):
+        if has_side_effects(eqn) or not used.isdisjoint(eqn.outvars):
+            kept.append(eqn)
+            used.update(variables_of(eqn.invars))
+    return kept[::-1]
 
 
 def _next_wave(

@@ -1,0 +1,28 @@
+"""The libraries that `peers.py` compares, and the ways in which they are used."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A library's way to train: `rivals/loop_{library}.py`."""
+
+    name: str
+    library: str
+    way: str = "plain"
+
+
+MIRRAX = Peer("mirrax", "mirrax")
+EACH, PACKED = (
+    Peer("JAX, psum each", "jax", "each"),
+    Peer("JAX, packed", "jax", "packed"),
+)
+TF, TF_FEW = (
+    Peer("TensorFlow", "tensorflow"),
+    Peer("TensorFlow, few threads", "tensorflow", "few threads"),
+)
+DDP, KERAS = Peer("PyTorch DDP", "torch"), Peer("Keras 3 on JAX", "keras")
+DEFAULT = Peer("JAX, default threads", "jax", "default")
+KERAS_DEFAULT = Peer("Keras 3, default threads", "keras", "default")
