@@ -23,6 +23,7 @@ from peer_libraries import (
 from peer_report import Cell
 
 WAIT = 30.0  # seconds until a worker that has noticed nothing is taken for hung
+START = 60.0  # seconds to import, to join and to compile
 
 Start = Callable[[Peer, int, int], Any]
 
@@ -64,11 +65,12 @@ class NotStarted(Exception):
 
 
 def first_steps(workers: Any, peer: Peer, model: str, limit: float) -> float:
-    """The loss of a first step; it has time to import and to compile."""
+    """The loss of a first step; a short `limit` is that of the whole table."""
+    seconds = START if limit >= WAIT else max(limit, 5.0)
     try:
-        return workers.train(peer.way, model, 1, max(limit, 10.0))[1]
+        return workers.train(peer.way, model, 1, seconds)[1]
     except RuntimeError as error:
-        raise NotStarted(f"no first step in {limit:.0f} s") from error
+        raise NotStarted(f"no first step in {seconds:.0f} s") from error
 
 
 def hit(start: Start, peer: Peer, limit: float, how: signal.Signals) -> str:

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import torch
+import torch._dynamo  # which DDP would import later, in 5 seconds
 import torch.distributed as dist
 from looping import MOMENTUM, RATE, Loop, run
 from stepping import Steps
