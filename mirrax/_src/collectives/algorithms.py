@@ -28,7 +28,8 @@ from mirrax._src.collectives.programs import declare_equal, reduce_sparse, run_o
 _MOST_BYTES_TO_GATHER = 4 * 1024 * 1024
 
 
-def _add_all(parts: Any) -> jax.Array:
+def add_all(parts: Any) -> jax.Array:
+    """The sum of the replicas' parts, in their order."""
     return functools.reduce(operator.add, parts)
 
 
@@ -96,7 +97,7 @@ class _ProgramOps(CrossDeviceOps):
     def reduce_in_program(self, array: jax.Array, mesh: ReplicaMesh) -> jax.Array:
         """The sum of all replicas' `array`, computed inside the replicas' program."""
         if _is_gathered(array, mesh):
-            return declare_equal(_add_all(lax.all_gather(array, AXIS_NAME)))
+            return declare_equal(add_all(lax.all_gather(array, AXIS_NAME)))
         return lax.psum(array, AXIS_NAME)
 
     # Equal algorithms share their compiled programs.
@@ -196,7 +197,7 @@ class ReductionToOneDevice(_ProgramOps):
         others = [i for i in range(mesh.size) if i != root]
         copies = {i: lax.ppermute(array, AXIS_NAME, [(i, root)]) for i in others}
         parts = [copies.get(i, array) for i in range(mesh.size)]
-        total = (self.accumulation_fn or _add_all)(parts)
+        total = (self.accumulation_fn or add_all)(parts)
         here = lax.axis_index(AXIS_NAME)
         result = total
         for i in others:

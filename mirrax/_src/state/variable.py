@@ -200,6 +200,10 @@ class Variable(InParts, Atom, metaclass=_VariableType):
         if old is not home:  # nothing is left behind that would be kept alive
             old.is_whole, old.arrays[place] = False, None
 
+    def written_layout(self, layout: Layout) -> Layout:
+        """How what a replicas' program writes is kept, which comes out of it so laid out."""
+        return layout
+
     def replace_array(self, array: jax.Array, layout: Layout) -> None:
         """Puts `array` in the place of an equal one, which `in_one_array` gave."""
         self.home.arrays[self._slot], self._view = array, None

@@ -26,6 +26,7 @@ from mirrax._src.train.pairs import (
     show_names,
     split_pairs,
 )
+from mirrax._src.train.parts import StateInParts
 from mirrax._src.train.slots import HasSlots, Name, by_names, names_in
 from mirrax._src.train.transforming import Transforming
 
@@ -64,6 +65,8 @@ class Optimizer(Transforming, HasSlots, HasLearningRate):
         reduce_dtype: The dtype in which gradients are summed over replicas; by default that of
             the variables, in functional style that of the gradients.
         options: How the gradients travel.
+        shard_state: Whether each replica keeps, and updates, only a part of the state, so
+            that a device needs the memory of 1/n of it. Results are the same.
         name: Shown in messages.
         **hyperparameters: With a name: `learning_rate=1e-3`, and what else Optax takes.
     """
@@ -77,6 +80,7 @@ class Optimizer(Transforming, HasSlots, HasLearningRate):
         gradient_accumulation_steps: int = 1,
         reduce_dtype: Any = None,
         options: CommunicationOptions | None = None,
+        shard_state: bool = False,
         name: str = "optimizer",
         **hyperparameters: Any,
     ) -> None:
@@ -85,6 +89,7 @@ class Optimizer(Transforming, HasSlots, HasLearningRate):
             gradient_accumulation_steps=gradient_accumulation_steps,
             reduce_dtype=reduce_dtype,
             options=options,
+            shard_state=shard_state,
             name=name,
             **hyperparameters,
         )
@@ -137,9 +142,7 @@ class Optimizer(Transforming, HasSlots, HasLearningRate):
         strategy = variables[0].strategy or get_strategy()
         named = by_names(variables)
         with jax.ensure_compile_time_eval():
-            initial = self.init(
-                {k: v.concrete(is_local=True) for k, v in named.items()}
-            )
+            initial = self._initial(strategy, named)
         names = names_in(self._places, named)
         self._state = jax.tree_util.tree_map_with_path(
             functools.partial(self._make_slot, strategy, names), initial
@@ -152,6 +155,15 @@ class Optimizer(Transforming, HasSlots, HasLearningRate):
             fresh = self._make_iterations(strategy, now)
             self.iterations.become(fresh)
         self._variables = named
+
+    def _initial(self, strategy: StrategyLike, variables: Mapping[Name, Any]) -> PyTree:
+        mesh = self._mesh_to_shard(strategy)
+        if mesh is None:
+            return self.begin(
+                {k: v.concrete(is_local=True) for k, v in variables.items()}
+            )
+        values = {k: v.concrete() for k, v in variables.items()}
+        return StateInParts(self, mesh).begin(values)
 
     def _make_iterations(self, strategy: StrategyLike, value: Any) -> Variable:
         name = f"{self.name}/iterations"
@@ -288,10 +300,16 @@ class Optimizer(Transforming, HasSlots, HasLearningRate):
             else jnp.zeros_like(params[k])
             for k, v in self._variables.items()
         }
-        updates, new_state = self.update(
-            dense, state, params, aggregate=aggregate, **extra_args
-        )
-        new = optax.apply_updates(params, updates), new_state
+        if (mesh := self._mesh_to_shard()) is not None:
+            given = dense, state, params, aggregate, extra_args
+            add = optax.apply_updates
+            after, new_state = StateInParts(self, mesh).update(*given, add)
+        else:
+            updates, new_state = self.update(
+                dense, state, params, aggregate=aggregate, **extra_args
+            )
+            after = optax.apply_updates(params, updates)
+        new = after, new_state
         written, _ = jax.tree_util.tree_flatten_with_path(
             (self._variables, self._state), is_leaf=is_variable
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,9 +12,11 @@ import jax.numpy as jnp
 
 from mirrax._src.base import context
 from mirrax._src.base.errors import warn_user
+from mirrax._src.base.mesh import ReplicaMesh
 from mirrax._src.base.protocols import StrategyLike
 from mirrax._src.base.reduce_op import VariableAggregation, VariableSynchronization
 from mirrax._src.base.values import PyTree
+from mirrax._src.state.sharded import ShardedVariable
 from mirrax._src.state.variable import Variable, VariableSpec
 from mirrax._src.train.own_copies import OwnCopies
 from mirrax._src.train.pairs import is_variable, show_names
@@ -32,6 +34,7 @@ class HasSlots:
     _steps: int
     _variables: Mapping[Name, Variable]
     _state: PyTree
+    _mesh_to_shard: Callable[..., ReplicaMesh | None]
     # What a checkpoint had for a state that is not built yet, and where its variables were.
     _saved: Mapping[str, Any] = {}
     _places: Mapping[int, str] = {}
@@ -39,15 +42,20 @@ class HasSlots:
     def saved_parts(self) -> dict[str, Any]:
         """What a checkpoint saves, by name."""
 
-        def whole(variable: Variable) -> Any:
+        def whole(path: Any, variable: Variable) -> Any:
             # Halfway to an update every replica's own sum counts, to the last bit.
-            is_own = variable.synchronization is VariableSynchronization.ON_READ
-            return OwnCopies(variable) if is_own else variable
+            return OwnCopies(variable) if self._is_sum(path) else variable
 
-        state = jax.tree.map(whole, self._state, is_leaf=is_variable)
+        state = jax.tree_util.tree_map_with_path(
+            whole, self._state, is_leaf=is_variable
+        )
         # Not built yet, but restored: what waits to be built is saved again.
         state = self._saved if state is None else state
         return {"iterations": self.iterations, "state": state}
+
+    def _is_sum(self, path: Any) -> bool:
+        """Whether a slot has the gradients of the calls since the last update."""
+        return self._steps > 1 and key_of(path).startswith("accumulated/")
 
     def slot_names(self, places: Mapping[int, str]) -> dict[str, str]:
         """From the names of what is in `state` to those in a checkpoint.
@@ -70,25 +78,28 @@ class HasSlots:
     def _make_slot(
         self, strategy: StrategyLike, names: Mapping[str, str], path: Any, value: Any
     ) -> Variable:
-        key = key_of(path)
-        is_own = self._steps > 1 and key.startswith("accumulated/")
+        key, is_sum = key_of(path), self._is_sum(path)
+        mesh = self._mesh_to_shard(strategy)
         saved = self._saved.get(key_of(path, names))
         if saved is not None:
-            self._check_saved(key, saved[0] if is_own else saved, value)
+            self._check_saved(key, saved[0] if is_sum else saved, value)
         spec = VariableSpec(
-            value if is_own or saved is None else saved,
+            value if is_sum or saved is None else saved,
             trainable=False,
             name=f"{self.name}/{key}",
             dtype=jnp.asarray(value).dtype,
         )
-        if is_own:
+        if is_sum and mesh is None:
             spec = replace(
                 spec,
                 synchronization=VariableSynchronization.ON_READ,
                 aggregation=VariableAggregation.SUM,
             )
-        variable = strategy.extended.create_variable(spec)
-        if is_own and saved is not None:
+        if mesh is not None and mesh.sharded_axis(value.shape) is not None:
+            variable = ShardedVariable(spec, strategy)
+        else:
+            variable = strategy.extended.create_variable(spec)
+        if is_sum and saved is not None:
             # Now, also if a function is being traced.
             now = context.changed(frame=None, replica=None, updating=None)
             with now, jax.ensure_compile_time_eval():

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -11,9 +12,13 @@ from jax import lax
 
 from mirrax._src.base import context
 from mirrax._src.base.jax_compat import Tracer
+from mirrax._src.base.mesh import ReplicaMesh
+from mirrax._src.base.protocols import StrategyLike
 from mirrax._src.base.values import PyTree
 from mirrax._src.collectives.options import CommunicationOptions
+from mirrax._src.engines.function import Function, function
 from mirrax._src.train.learning_rate import by_name
+from mirrax._src.train.parts import StateInParts, agreed
 
 
 class Accumulating(NamedTuple):
@@ -37,6 +42,7 @@ class Transforming:
         gradient_accumulation_steps: int = 1,
         reduce_dtype: Any = None,
         options: CommunicationOptions | None = None,
+        shard_state: bool = False,
         name: str = "optimizer",
         **hyperparameters: Any,
     ) -> None:
@@ -65,16 +71,44 @@ class Transforming:
         import optax
 
         self.name = name
+        self.shard_state = bool(shard_state)
         self._takes_extra = isinstance(
             transformation, optax.GradientTransformationExtraArgs
         )
         self._transformation = optax.with_extra_args_support(transformation)
         self._steps = int(steps)
         self._reduce_dtype = reduce_dtype and jnp.dtype(reduce_dtype)
-        self._options = options
+        self.options = options
 
     def init(self, params: PyTree) -> PyTree:
         """The state that `update` needs, for a pytree of parameters."""
+        mesh = self._mesh_to_shard()
+        if mesh is not None and context.current().replica is None:
+            return StateInParts(self, mesh).init(params)
+        return self.begin(params)
+
+    @functools.cached_property
+    def compiled_update(self) -> Function:
+        """`update`, for eager replicas that call it together."""
+        return function(self._update_in_replica)
+
+    def _update_in_replica(
+        self,
+        updates: PyTree,
+        state: PyTree,
+        params: PyTree,
+        aggregate: bool,
+        extra: dict[str, Any],
+    ) -> tuple[PyTree, PyTree]:
+        return self.update(updates, state, params, aggregate=aggregate, **extra)
+
+    def describe(self) -> str:
+        """The transformation for messages."""
+        init = self._transformation.init
+        return getattr(init, "__qualname__", repr(init)).partition(".<locals>")[0]
+
+    def begin(self, params: PyTree) -> PyTree:
+        """The state for these parameters, whole."""
         inner = self._transformation.init(params)
         if self._steps == 1:
             return inner
@@ -101,10 +135,35 @@ class Transforming:
                 such as a loss, are averaged over the replicas.
         """
 
+        if (mesh := self._mesh_to_shard()) is not None:
+            parts = StateInParts(self, mesh)
+            if context.in_program(context.current()):
+                return parts.update(updates, state, params, aggregate, extra_args)
+            return parts.update_eagerly(updates, state, params, aggregate, extra_args)
+
+        def combine(gradients: PyTree) -> tuple[PyTree, dict[str, Any]]:
+            extra = agreed(extra_args)
+            return (self._sum(gradients) if aggregate else gradients), extra
+
+        if self.shard_state:  # also the sums of several calls are those of all replicas
+            updates, extra_args = combine(updates)
+            return self.advance(
+                updates, state, params, extra_args, lambda x: (x, extra_args)
+            )
+        return self.advance(updates, state, params, extra_args, combine)
+
+    def advance(
+        self,
+        updates: PyTree,
+        state: PyTree,
+        params: PyTree,
+        extra_args: dict[str, Any],
+        combine: Callable[[PyTree], tuple[PyTree, dict[str, Any]]],
+    ) -> tuple[PyTree, PyTree]:
+        """A call's part of an update; `combine` gives all replicas' gradients and arguments."""
+
         def finish(gradients: PyTree, inner: PyTree) -> tuple[PyTree, PyTree]:
-            extra = _agreed(extra_args)
-            if aggregate:
-                gradients = self._sum(gradients)
+            gradients, extra = combine(gradients)
             return self._transformation.update(gradients, inner, params, **extra)
 
         if self._steps == 1:
@@ -137,6 +196,19 @@ class Transforming:
             return jax.tree.map(lambda x, y: jnp.where(is_last, x, y), update(), wait())
         return lax.cond(is_last, update, wait)
 
+    def _mesh_to_shard(
+        self, strategy: StrategyLike | None = None
+    ) -> ReplicaMesh | None:
+        """The mesh on which the state lies in parts, if it does."""
+        if not self.shard_state:
+            return None
+        here = context.current()
+        if strategy is None and context.is_uneven(here):
+            # It is cut where replicas communicate: each computes the whole update.
+            return None
+        mesh = (strategy or here.strategy).replica_mesh
+        return None if mesh is None or mesh.size == 1 else mesh
+
     def _sum(self, gradients: PyTree) -> PyTree:
         """The gradients of all replicas, summed in `reduce_dtype`."""
         replica = context.current().replica
@@ -156,30 +228,24 @@ class Transforming:
         return self._sum_in(replica, gradients)
 
     def _sum_in(self, replica: Any, gradients: PyTree) -> PyTree:
+        def reduce(gradients: PyTree) -> PyTree:
+            return replica.all_reduce("SUM", gradients, self.options)
+
+        return self.in_reduce_dtype(reduce, gradients)
+
+    def in_reduce_dtype(
+        self, reduce: Callable[[PyTree], PyTree], gradients: PyTree
+    ) -> PyTree:
+        """`reduce(gradients)`, computed in `reduce_dtype`."""
+
         def cast(x: jax.Array) -> jax.Array:
             is_real = jnp.issubdtype(x.dtype, jnp.floating)
             return x.astype(self._reduce_dtype) if is_real else x
 
         if self._reduce_dtype is None:
-            return replica.all_reduce("SUM", gradients, self._options)
-        total = replica.all_reduce("SUM", jax.tree.map(cast, gradients), self._options)
+            return reduce(gradients)
+        total = reduce(jax.tree.map(cast, gradients))
         return jax.tree.map(lambda x, own: x.astype(own.dtype), total, gradients)
-
-
-def _agreed(extra_args: dict[str, Any]) -> dict[str, Any]:
-    """Arguments of which all replicas have the same, so that copies never drift apart."""
-    leaves, tree = jax.tree.flatten(extra_args)
-    own = [
-        i
-        for i, x in enumerate(leaves)
-        if isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jnp.floating)
-    ]
-    replica = context.current().replica
-    if own and replica is not None:
-        mean = replica.all_reduce("MEAN", [leaves[i] for i in own])
-        for i, value in zip(own, mean):
-            leaves[i] = value
-    return jax.tree.unflatten(tree, leaves)
 
 
 def _is_floating(dtype: Any) -> bool:
