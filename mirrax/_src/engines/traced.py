@@ -100,10 +100,8 @@ class Trace:
         outs = [*self.out_layouts, *self.writes.values()]
         if mesh.size > 1 and is_marked(self.closed.jaxpr):
             staged = StagedProgram(self.closed.jaxpr, ins, mesh).run(consts, inputs)
-            return [
-                self._settled(value.array, layout)
-                for value, layout in zip(staged, outs)
-            ]
+            # XLA would also leave in parts what nobody has asked to be.
+            return [settled(v.array, k, mesh) for v, k in zip(staged, outs)]
 
         def body(consts: list[Any], inputs: list[Any]) -> list[jax.Array]:
             own = [x[0] if mesh.has_row(k) else x for x, k in zip(inputs, ins)]
@@ -117,13 +115,8 @@ class Trace:
             out_specs=[mesh.spec(k) for k in outs],
             check_vma=False,
         )(consts, inputs)
-        return [self._settled(x, layout) for x, layout in zip(results, outs)]
-
-    def _settled(self, array: jax.Array, layout: Layout) -> jax.Array:
-        """A result, in parts if it is kept so."""
-        if layout is not Layout.SHARDED or self.mesh is None:
-            return array
-        return jax.lax.with_sharding_constraint(array, self.mesh.sharded(array.shape))
+        sharded = Layout.SHARDED
+        return [settled(x, k, mesh) if k is sharded else x for x, k in zip(results, outs)]
 
     def result(self, arrays: Sequence[Any], given: Sequence[Any]) -> PyTree:
         """What the function returns, from the program's results and the given arguments."""
@@ -142,6 +135,14 @@ class Trace:
     def handed_on(self) -> frozenset[Variable]:
         """The variables whose array somebody else may hold after a call."""
         return handed_on(self.closed.jaxpr, self.reads, self.writes, self.num_results)
+
+
+def settled(array: jax.Array, layout: Layout, mesh: ReplicaMesh) -> jax.Array:
+    """An array of a program, which lies as `layout` says."""
+    is_sharded = layout is Layout.SHARDED
+    place = mesh.sharded(array.shape) if is_sharded else mesh.mirrored
+    place = mesh.split if layout.is_split else place
+    return jax.lax.with_sharding_constraint(array, place)
 
 
 def wrapped(array: Any, layout: Layout, mesh: ReplicaMesh | None) -> Any:
