@@ -212,6 +212,13 @@ def gathered(array: jax.Array, mesh: ReplicaMesh | None) -> jax.Array:
     return array if mesh is None else _resharded(array, mesh.mirrored)
 
 
+def on_host(array: jax.Array, mesh: ReplicaMesh | None) -> np.ndarray:
+    """A sharded array as NumPy's; every worker has to call it."""
+    if not array.is_fully_addressable:
+        array = gathered(array, mesh).addressable_data(0)
+    return np.array(array)
+
+
 def shard(value: Any, mesh: ReplicaMesh) -> jax.Array:
     """`value`, the same on all workers, with a part on each device."""
     sharding = mesh.sharded(np.shape(value))

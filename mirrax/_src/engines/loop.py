@@ -141,8 +141,8 @@ class _Loop(Trace):
 
         (written, last), every = lax.scan(turn, (start, nothing), elements, self.steps)
         if self.mesh is not None and Layout.SHARDED in self.writes.values():
-            known = zip(written, self.writes.values())
-            written = [settled(x, layout, self.mesh) for x, layout in known]
+            places = zip(written, self.writes.values())
+            written = [settled(x, layout, self.mesh) for x, layout in places]
         outs = [out for out in self.step.outs if out.is_array]
         return [*last, *map(_within_replicas, every, outs)], written
 

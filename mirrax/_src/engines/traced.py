@@ -116,7 +116,9 @@ class Trace:
             check_vma=False,
         )(consts, inputs)
         sharded = Layout.SHARDED
-        return [settled(x, k, mesh) if k is sharded else x for x, k in zip(results, outs)]
+        return [
+            settled(x, k, mesh) if k is sharded else x for x, k in zip(results, outs)
+        ]
 
     def result(self, arrays: Sequence[Any], given: Sequence[Any]) -> PyTree:
         """What the function returns, from the program's results and the given arguments."""

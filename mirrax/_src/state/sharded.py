@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import numpy as np
 
 from mirrax._src.base import context
 from mirrax._src.base.context import Context
@@ -17,6 +18,7 @@ from mirrax._src.base.values import (
     Sharded,
     copies_of,
     gathered,
+    on_host,
     shard,
 )
 from mirrax._src.state.mirrored import MirroredVariable
@@ -53,17 +55,26 @@ class ShardedVariable(MirroredVariable):
     def written_layout(self, layout: Layout) -> Layout:
         return layout if layout.is_split else Layout.SHARDED
 
-    def whole(self) -> Any:
-        """What is stored, with a copy on every device."""
-        stored = Variable.concrete(self)
+    def in_full(self) -> Any:
+        stored = self.stored
         if isinstance(stored, PerReplica):
             return stored
         return gathered(stored, self.strategy.replica_mesh)
 
+    def on_host(self) -> np.ndarray:
+        """The value, of which only one device at a time needs the whole; all workers call it."""
+        stored = self.stored
+        if isinstance(stored, PerReplica):
+            return np.asarray(stored.values[0])
+        return on_host(stored, self.strategy.replica_mesh)
+
+    def home_sharding(self) -> Any:
+        return self.strategy.replica_mesh.sharded(self.shape)
+
     def concrete(self, is_local: bool = False) -> Any:
         if not is_local:
             return Variable.concrete(self)
-        whole = self.whole()
+        whole = self.in_full()
         copies = whole.values if isinstance(whole, PerReplica) else copies_of(whole)
         return copies[context.local_index(context.current())]
 
@@ -71,7 +82,7 @@ class ShardedVariable(MirroredVariable):
         found = self._found(here)
         if isinstance(found, PerReplica):
             return found.values[0]
-        return found if here.frame else copies_of(self.whole())[0]
+        return found if here.frame else copies_of(self.in_full())[0]
 
     def copies(self) -> ReplicaValues:
         found = super().copies()

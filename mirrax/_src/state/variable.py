@@ -200,6 +200,10 @@ class Variable(InParts, Atom, metaclass=_VariableType):
         if old is not home:  # nothing is left behind that would be kept alive
             old.is_whole, old.arrays[place] = False, None
 
+    def in_full(self) -> Any:
+        """What is stored; not in parts."""
+        return self.stored
+
     def written_layout(self, layout: Layout) -> Layout:
         """How what a replicas' program writes is kept, which comes out of it so laid out."""
         return layout
