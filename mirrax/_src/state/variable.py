@@ -147,6 +147,7 @@ class Variable(InParts, Atom, metaclass=_VariableType):
     # How the array in `home` lies on the strategy's mesh, and its parts once looked at.
     _layout = Layout.PLAIN
     _view: PerReplica | None = None
+    is_slot = False  # whether an optimizer keeps it for another variable
     strategy: Any  # a `StrategyLike`, or None where no strategy made the variable
     __signature__ = inspect.signature(VariableSpec)
 

@@ -12,11 +12,12 @@ import jax.numpy as jnp
 
 from mirrax._src.base import context
 from mirrax._src.base.protocols import StrategyLike
-from mirrax._src.base.values import PyTree
+from mirrax._src.base.values import PyTree, is_leaf
 from mirrax._src.collectives.options import CommunicationOptions
 from mirrax._src.engines.function import function
 from mirrax._src.state.variable import Variable, VariableSpec
 from mirrax._src.strategies.default import get_strategy
+from mirrax._src.train.explaining import StatePlan, plan_state
 from mirrax._src.train.learning_rate import HasLearningRate
 from mirrax._src.train.pairs import (
     as_dense,
@@ -155,6 +156,41 @@ class Optimizer(Transforming, HasSlots, HasLearningRate):
             fresh = self._make_iterations(strategy, now)
             self.iterations.become(fresh)
         self._variables = named
+
+    def explain(self, params: PyTree = None) -> StatePlan:
+        """What lies where: the bytes of the state on each device, with `shard_state` and without.
+
+        >>> import optax
+        >>> strategy = mx.MirroredStrategy(["CPU:0", "CPU:1"])
+        >>> optimizer = mx.train.Optimizer(optax.adam(1e-3), shard_state=True)
+        >>> with strategy.scope():
+        ...     plan = optimizer.explain({"w": jax.ShapeDtypeStruct((1024, 1024), "float32")})
+        >>> print(plan)
+        slot     shape                on a device  where
+        0/mu/w   float32[1024, 1024]  2.0 MiB      axis 0 over 2 devices
+        0/nu/w   float32[1024, 1024]  2.0 MiB      axis 0 over 2 devices
+        0/count  int32[]              4 B          a copy on each device
+        4.0 MiB on each of 2 device(s); 8.0 MiB without `shard_state`
+
+        Args:
+            params: Variables, or a pytree of arrays or their shapes (`jax.ShapeDtypeStruct`):
+                nothing is allocated. Not needed once the optimizer is built.
+        """
+        strategy = get_strategy()
+        if params is None:
+            if self._state is None:
+                raise ValueError(
+                    f"{self.name!r} is not built yet: pass the variables, or parameters, that "
+                    "it is to train."
+                )
+            params = dict(self._variables)
+            strategy = next(iter(params.values())).strategy or strategy
+        shapes = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), params, is_leaf=is_leaf
+        )
+        known = strategy.num_replicas_in_sync, self.shard_state
+        state = jax.eval_shape(self.begin, shapes)
+        return plan_state(state, self._mesh_to_shard(strategy), *known)
 
     def _initial(self, strategy: StrategyLike, variables: Mapping[Name, Any]) -> PyTree:
         mesh = self._mesh_to_shard(strategy)

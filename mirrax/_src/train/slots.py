@@ -99,6 +99,7 @@ class HasSlots:
             variable = ShardedVariable(spec, strategy)
         else:
             variable = strategy.extended.create_variable(spec)
+        variable.is_slot = True
         if is_sum and saved is not None:
             # Now, also if a function is being traced.
             now = context.changed(frame=None, replica=None, updating=None)
