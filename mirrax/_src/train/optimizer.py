@@ -160,7 +160,7 @@ class Optimizer(Transforming, HasSlots, HasLearningRate):
     def explain(self, params: PyTree = None) -> StatePlan:
         """What lies where: the bytes of the state on each device, with `shard_state` and without.
 
-        >>> import optax
+        >>> import jax, optax
         >>> strategy = mx.MirroredStrategy(["CPU:0", "CPU:1"])
         >>> optimizer = mx.train.Optimizer(optax.adam(1e-3), shard_state=True)
         >>> with strategy.scope():
