@@ -21,7 +21,8 @@ def train(kind: str, shard_state: bool) -> tuple[np.ndarray, Any]:
     with strategy.scope():
         model = nnx.Linear(8, 4, rngs=nnx.Rngs(0))
         own = mx.train.Optimizer(optax.adam(0.1), shard_state=shard_state)
-        wrapped = nnx.Optimizer(model, own, wrt=nnx.Param) if kind == "nnx" else None
+        tx: Any = own
+        wrapped = nnx.Optimizer(model, tx, wrt=nnx.Param) if kind == "nnx" else None
 
     @mx.function
     def step(x: jax.Array) -> None:

@@ -494,3 +494,46 @@ def test_a_state_that_cannot_be_made_in_parts() -> None:
         pytest.raises(ValueError, match="`peeking` cannot be traced"),
     ):
         optimizer.init({k: jnp.asarray(v) for k, v in initial_values().items()})
+
+
+# Looking at it --------------------------------------------------------------------------
+
+
+def test_what_lies_where_before_and_after_a_build() -> None:
+    strategy = mirrored(4)
+    optimizer = mx.train.Optimizer(optax.adam(1e-2), shard_state=True)
+    with pytest.raises(ValueError, match="'optimizer' is not built yet: pass"):
+        optimizer.explain()
+    shapes = {k: jax.ShapeDtypeStruct(s, jnp.float32) for k, s in SHAPES.items()}
+    with strategy.scope():
+        plan = optimizer.explain(shapes)
+    whole = 4 + 2 * 4 * sum(int(np.prod(shape)) for shape in SHAPES.values())
+    assert plan.bytes_if_mirrored == whole
+    assert "axis 1 over 4 devices" in str(plan)
+    assert "a copy on each device" in str(plan)
+    variables = variables_in(strategy)
+    optimizer.build(list(variables.values()))
+    assert optimizer.explain() == plan
+    held = state_bytes(optimizer).values()
+    assert set(held) == {plan.bytes_per_device + 4}  # and the number of iterations
+    plain = mx.train.Optimizer(optax.adam(1e-2)).explain(shapes)
+    assert plain.bytes_per_device == plain.bytes_if_mirrored == whole
+
+
+def test_live_bytes_by_variable_slot_and_batch() -> None:
+    strategy = mirrored(2)
+    with strategy.scope():
+        v = mx.Variable(jnp.zeros((64, 64)), name="memory_v")
+    optimizer = mx.train.Optimizer(optax.adam(1e-2), shard_state=True)
+    optimizer.build([v])
+    batch = per_replica(strategy, np.zeros(1000, "float32"), np.zeros(1000, "float32"))
+    strategy.run(mx.function(lambda x: x * 1.0), (batch,))  # now in one array
+    report = strategy.memory()
+    assert list(report.devices) == ["CPU:0", "CPU:1"]
+    for held in report.devices.values():
+        assert held["variables"] == 64 * 64 * 4
+        assert held["slots"] == 2 * 64 * 64 * 4 // 2 + 4 + 4  # two counters
+        assert held["batches"] >= 4000
+    assert report.variables["memory_v"] == 64 * 64 * 4
+    assert report.variables["optimizer/0/mu/memory_v"] == 64 * 64 * 4 // 2
+    assert "memory_v" in str(report)

@@ -222,9 +222,10 @@ def _is_joining(eqn: Any) -> bool:
     params = eqn.params
     return (
         eqn.primitive.name == "all_gather"
-        and params["tiled"]
-        and params["axis_name"] in (AXIS_NAME, (AXIS_NAME,))
-        and params["axis_index_groups"] is None
+        and params.get("tiled")
+        and "all_gather_dimension" in params
+        and params.get("axis_name") in (AXIS_NAME, (AXIS_NAME,))
+        and params.get("axis_index_groups") is None
         and not isinstance(eqn.invars[0], Literal)
     )
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import jax
-import numpy as np
 
 from mirrax._src.base import context
 from mirrax._src.base.context import Context
@@ -61,11 +60,11 @@ class ShardedVariable(MirroredVariable):
             return stored
         return gathered(stored, self.strategy.replica_mesh)
 
-    def on_host(self) -> np.ndarray:
-        """The value, of which only one device at a time needs the whole; all workers call it."""
+    def to_save(self) -> Any:
         stored = self.stored
         if isinstance(stored, PerReplica):
-            return np.asarray(stored.values[0])
+            return stored.values[0]
+        # At once, so that never more than one slot is whole on the devices.
         return on_host(stored, self.strategy.replica_mesh)
 
     def home_sharding(self) -> Any:

@@ -205,6 +205,12 @@ class Variable(InParts, Atom, metaclass=_VariableType):
         """What is stored; not in parts."""
         return self.stored
 
+    def to_save(self) -> Any:
+        """The value for a checkpoint; every worker has to call it."""
+        stored = self.stored
+        is_apart = isinstance(stored, PerReplica)
+        return stored.values[0] if is_apart else stored.addressable_data(0)
+
     def written_layout(self, layout: Layout) -> Layout:
         """How what a replicas' program writes is kept, which comes out of it so laid out."""
         return layout

@@ -204,7 +204,9 @@ class Optimizer(Transforming, HasSlots, HasLearningRate):
     def _make_iterations(self, strategy: StrategyLike, value: Any) -> Variable:
         name = f"{self.name}/iterations"
         spec = VariableSpec(value, trainable=False, name=name, dtype=jnp.int32)
-        return strategy.extended.create_variable(spec)
+        variable = strategy.extended.create_variable(spec)
+        variable.is_slot = True
+        return variable
 
     def apply_gradients(
         self,

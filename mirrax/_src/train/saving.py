@@ -37,7 +37,6 @@ from mirrax._src.engines.function import Function
 from mirrax._src.input.distributed import DistributedIterator
 from mirrax._src.state import foreign
 from mirrax._src.state.distributed import DistributedVariable
-from mirrax._src.state.sharded import ShardedVariable
 from mirrax._src.state.variable import Variable
 from mirrax._src.train.optimizer import Optimizer
 from mirrax._src.train.own_copies import OwnCopies
@@ -278,12 +277,7 @@ def _variable_item(variable: Variable) -> Item:
         if is_on_read:  # a sum, say, of all copies
             return variable.read_value()
         variable.check_not_lost()
-        if isinstance(variable, ShardedVariable):
-            return variable.on_host()
-        stored = variable.stored
-        if isinstance(stored, PerReplica):
-            return stored.values[0]
-        return stored.addressable_data(0)
+        return variable.to_save()
 
     def put(array: Any) -> None:
         if is_on_read:  # a summed variable's copies get equal shares
