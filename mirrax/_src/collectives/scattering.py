@@ -21,7 +21,7 @@ from mirrax._src.collectives.algorithms import (
     add_all,
 )
 from mirrax._src.collectives.options import CommunicationOptions
-from mirrax._src.collectives.packing import plan_packs
+from mirrax._src.collectives.packing import BETWEEN_WORKERS, PackLimits, plan_packs
 
 
 @dataclass(frozen=True)
@@ -71,14 +71,11 @@ class ScatterProgram:
 class JoinProgram:
     """What one replica does to get whole arrays of `shapes`, of which it has a part of each."""
 
-    ops: Any
-    options: CommunicationOptions
     mesh: ReplicaMesh
     shapes: tuple[tuple[int, ...], ...]
 
     def __call__(self, parts: Sequence[jax.Array]) -> list[jax.Array]:
-        ops = self.ops if isinstance(self.ops, NcclAllReduce) else NcclAllReduce()
-        limits = ops.pack_limits(len(parts), self.options, self.mesh)
+        limits = BETWEEN_WORKERS if self.mesh.spans_workers else PackLimits()
         flat = [part.reshape(-1) for part in parts]
         results: dict[int, jax.Array] = {}
         for pack in plan_packs(flat, limits):

@@ -20,7 +20,6 @@ from jax.sharding import PartitionSpec
 
 from mirrax._src.base.jax_compat import Jaxpr, Literal, eval_jaxpr, sub_program
 from mirrax._src.base.mesh import AXIS_NAME, Layout, ReplicaMesh
-from mirrax._src.collectives.options import CommunicationOptions
 from mirrax._src.collectives.scattering import JoinProgram
 from mirrax._src.engines.jaxprs import invariant_outputs, variables_of
 
@@ -199,7 +198,7 @@ class StagedProgram:
         axes = {i: axis for i, axis in axes.items() if axis is not None}
         if axes:
             shapes = tuple(arrays[i].shape for i in axes)
-            join = JoinProgram(None, CommunicationOptions(), mesh, shapes)
+            join = JoinProgram(mesh, shapes)
             joined = jax.shard_map(
                 join,
                 mesh=mesh.mesh,
