@@ -22,6 +22,9 @@ from mirrax._src.collectives.algorithms import (
 )
 from mirrax._src.collectives.options import CommunicationOptions
 from mirrax._src.collectives.packing import BETWEEN_WORKERS, PackLimits, plan_packs
+from mirrax._src.collectives.programs import declare_equal
+
+_SMALL_BYTES = 4 * 1024
 
 
 @dataclass(frozen=True)
@@ -34,15 +37,38 @@ class ScatterProgram:
 
     def __call__(self, arrays: Sequence[jax.Array]) -> list[jax.Array]:
         """The sums: a part where an axis divides, else the whole."""
+        size = self.mesh.size
         axes = [self.mesh.sharded_axis(array.shape) for array in arrays]
-        whole = [i for i, axis in enumerate(axes) if axis is None]
-        parts = [i for i, axis in enumerate(axes) if axis is not None]
+        whole = [
+            i
+            for i, axis in enumerate(axes)
+            if axis is None and not self._joins(arrays[i])
+        ]
         reduce = ReduceProgram(self.ops, ReduceOp.SUM, self.options, self.mesh)
         results = dict(zip(whole, reduce([arrays[i] for i in whole])))
-        rows = [_in_rows(arrays[i], axes[i], self.mesh.size) for i in parts]
-        for i, part in zip(parts, self._scatter(rows)):
-            results[i] = _part_of_row(part, arrays[i].shape, axes[i], self.mesh.size)
+        rest = [i for i in range(len(arrays)) if i not in results]
+        rows = [_in_rows(arrays[i], axes[i], size) for i in rest]
+        for i, row in zip(rest, self._scatter(rows)):
+            if axes[i] is None:
+                results[i] = declare_equal(row.reshape(arrays[i].shape))
+            else:
+                results[i] = _part_of_row(row, arrays[i].shape, axes[i], size)
         return [results[i] for i in range(len(arrays))]
+
+    @property
+    def _is_direct(self) -> bool:
+        """Whether replicas send parts to each other and add them in order: over Gloo."""
+        mesh = self.mesh
+        return mesh.spans_workers and mesh.devices[0].platform == "cpu"
+
+    def _joins(self, array: jax.Array) -> bool:
+        """Whether a small array that no axis divides travels with the parts, to everybody.
+
+        All replicas add the same numbers in the same order, so that they have the same sum to
+        the last bit.
+        """
+        is_small = 0 < array.size * array.dtype.itemsize <= _SMALL_BYTES
+        return self._is_direct and is_small
 
     def _scatter(self, rows: list[jax.Array]) -> list[jax.Array]:
         """The sum of each replica's row; small arrays travel together."""
@@ -60,8 +86,7 @@ class ScatterProgram:
         return [parts[i] for i in range(len(rows))]
 
     def _exchange(self, rows: jax.Array) -> jax.Array:
-        mesh = self.mesh
-        if mesh.spans_workers and mesh.devices[0].platform == "cpu":
+        if self._is_direct:
             # Gloo's reduce-scatter is a ring of many small messages.
             return add_all(lax.all_to_all(rows, AXIS_NAME, 0, 0))
         return lax.psum_scatter(rows, AXIS_NAME, scatter_dimension=0)
@@ -96,7 +121,9 @@ class JoinProgram:
 
 
 def _in_rows(array: jax.Array, axis: Any, count: int) -> jax.Array:
-    """A row for each of `count` replicas: its part of `array`."""
+    """A row for each of `count` replicas: its part of `array`, or all of it."""
+    if axis is None:
+        return jnp.broadcast_to(array.reshape(1, -1), (count, array.size))
     return jnp.moveaxis(array, axis, 0).reshape(count, -1)
 
 
