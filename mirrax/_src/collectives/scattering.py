@@ -87,7 +87,7 @@ class ScatterProgram:
 
     def _exchange(self, rows: jax.Array) -> jax.Array:
         if self._is_direct:
-            # Gloo's reduce-scatter is a ring of many small messages.
+            # As for sums (`algorithms.py`), whose ring in Gloo is slow; not measured here.
             return add_all(lax.all_to_all(rows, AXIS_NAME, 0, 0))
         return lax.psum_scatter(rows, AXIS_NAME, scatter_dimension=0)
 
