@@ -4,6 +4,7 @@ from mirrax._src.train.checkpoint import Checkpoint as Checkpoint
 from mirrax._src.train.checkpoint import CheckpointOptions as CheckpointOptions
 from mirrax._src.train.checkpoint import latest_checkpoint as latest_checkpoint
 from mirrax._src.train.checkpoint import load_checkpoint as load_checkpoint
+from mirrax._src.train.explaining import StatePlan as StatePlan
 from mirrax._src.train.manager import CheckpointManager as CheckpointManager
 from mirrax._src.train.moving_average import (
     ExponentialMovingAverage as ExponentialMovingAverage,

@@ -7,6 +7,7 @@ from mirrax._src.base.reduce_op import ReduceOp as ReduceOp
 from mirrax._src.base.values import DistributedValues as DistributedValues
 from mirrax._src.base.values import Mirrored as Mirrored
 from mirrax._src.base.values import PerReplica as PerReplica
+from mirrax._src.base.values import Sharded as Sharded
 from mirrax._src.collectives.algorithms import (
     HierarchicalCopyAllReduce as HierarchicalCopyAllReduce,
 )
@@ -24,6 +25,7 @@ from mirrax._src.input.options import InputOptions as InputOptions
 from mirrax._src.input.options import InputReplicationMode as InputReplicationMode
 from mirrax._src.state.mirrored import MirroredVariable as MirroredVariable
 from mirrax._src.state.on_read import SyncOnReadVariable as SyncOnReadVariable
+from mirrax._src.state.sharded import ShardedVariable as ShardedVariable
 from mirrax._src.strategies.default import (
     experimental_set_strategy as experimental_set_strategy,
 )
@@ -34,6 +36,7 @@ from mirrax._src.strategies.default import (
     in_cross_replica_context as in_cross_replica_context,
 )
 from mirrax._src.strategies.extended import StrategyExtended as StrategyExtended
+from mirrax._src.strategies.memory import MemoryReport as MemoryReport
 from mirrax._src.strategies.mirrored import MirroredStrategy as MirroredStrategy
 from mirrax._src.strategies.multi_worker import (
     MultiWorkerMirroredStrategy as MultiWorkerMirroredStrategy,

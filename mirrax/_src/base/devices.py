@@ -118,3 +118,11 @@ def _find(spec: tuple[str, int] | Device, given: DeviceLike) -> Device:
 
 def _show(device: DeviceLike) -> str:
     return f"the jax.Device {device}" if isinstance(device, Device) else repr(device)
+
+
+def show_bytes(count: int) -> str:
+    """A number of bytes for people: `1.5 MiB`."""
+    size, units = float(count), ["B", "KiB", "MiB", "GiB"]
+    while size >= 1024 and len(units) > 1:
+        size, units = size / 1024, units[1:]
+    return f"{count} B" if units[0] == "B" else f"{size:.1f} {units[0]}"

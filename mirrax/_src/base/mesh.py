@@ -25,6 +25,7 @@ class Layout(enum.Enum):
 
     PLAIN = "an array"  # tied to no mesh
     MIRRORED = "a mirrored value"  # a copy on every device
+    SHARDED = "a sharded value"  # one value for all, of which each device holds a part
     SPLIT = "a per-replica value"  # replica i's part is slice i of the first axis
     STACKED = "a per-replica scalar"  # replica i's part is element i
     # In the replicas' program: of the replica that runs it.
@@ -34,6 +35,11 @@ class Layout(enum.Enum):
     def is_split(self) -> bool:
         """Whether each replica has a part of its own."""
         return self is Layout.SPLIT or self is Layout.STACKED
+
+    @property
+    def in_parts(self) -> bool:
+        """Whether no device holds the whole array."""
+        return self is Layout.SHARDED or self.is_split
 
     # By identity, as members compare; the default hashes the name, and programs are looked up often.
     __hash__ = object.__hash__
@@ -81,6 +87,20 @@ class ReplicaMesh:
         # One replica has the whole, so scalars need no axis to be split on.
         axes = (AXIS_NAME,) if self.size > 1 else ()
         return NamedSharding(self.mesh, PartitionSpec(*axes))
+
+    def sharded_axis(self, shape: tuple[int, ...]) -> int | None:
+        """The axis on which a value is sharded: the first that divides; None if none does."""
+        if self.size == 1 or 0 in shape:
+            return None
+        return next((i for i, d in enumerate(shape) if d % self.size == 0), None)
+
+    def sharded(self, shape: tuple[int, ...]) -> NamedSharding:
+        """A part of an array of `shape` on each device, or a copy where no axis divides."""
+        axis = self.sharded_axis(shape)
+        if axis is None:
+            return self.mirrored
+        spec = PartitionSpec(*[None] * axis, AXIS_NAME)
+        return NamedSharding(self.mesh, spec)
 
     def spec(self, layout: Layout) -> PartitionSpec:
         """`layout` as JAX writes it."""

@@ -22,6 +22,7 @@ from mirrax._src.base.arraylike import ArrayLike
 from mirrax._src.base.errors import RunEagerly
 from mirrax._src.base.hiding import hides
 from mirrax._src.base.jax_compat import Device, Tracer, uncommitted
+from mirrax._src.base.logical import after_launch, launching
 from mirrax._src.base.mesh import AXIS_NAME, Layout, ReplicaMesh, shards_of
 from mirrax._src.base.structures import Atom as Atom
 from mirrax._src.base.structures import is_leaf, opened
@@ -176,6 +177,75 @@ class Mirrored(ReplicaValues, ArrayLike):
         return self.values[local_index if local_index < len(self.values) else 0]
 
 
+class Sharded(Mirrored):
+    """One value for all replicas, each of which keeps a part; works wherever an array does.
+
+    What `mx.train.Optimizer(..., shard_state=True)` has in its state. Whoever looks at it gets the whole value, gathered.
+    """
+
+    __slots__ = ()
+    __module__ = "mirrax.distribute"
+
+    @classmethod
+    def of(
+        cls, array: Any, mesh: ReplicaMesh | None, layout: Layout = Layout.SHARDED
+    ) -> Self:
+        return super().of(array, mesh, layout)
+
+    @property
+    def values(self) -> tuple[Any, ...]:
+        """A copy of the whole on each device of this worker; gathered, and not kept."""
+        check_alive(self.array, type(self).__name__)
+        if isinstance(self.array, Tracer):
+            return self._take_apart()
+        return copies_of(gathered(self.array, self.mesh))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.array.shape
+
+    @property
+    def dtype(self) -> Any:
+        return self.array.dtype
+
+
+def gathered(array: jax.Array, mesh: ReplicaMesh | None) -> jax.Array:
+    """A sharded array with a copy of the whole on every device."""
+    return array if mesh is None else _resharded(array, mesh.mirrored)
+
+
+def on_host(array: jax.Array, mesh: ReplicaMesh | None) -> np.ndarray:
+    """A sharded array as NumPy's; every worker has to call it."""
+    if not array.is_fully_addressable:
+        array = gathered(array, mesh).addressable_data(0)
+    return np.array(array)
+
+
+def shard(value: Any, mesh: ReplicaMesh) -> jax.Array:
+    """`value`, the same on all workers, with a part on each device."""
+    sharding = mesh.sharded(np.shape(value))
+    if isinstance(value, jax.Array) and value.sharding.device_set == set(mesh.devices):
+        return _resharded(value, sharding)
+    if not mesh.spans_workers:
+        return jax.device_put(value, sharding)
+    whole = np.asarray(value)
+    return jax.make_array_from_callback(whole.shape, sharding, lambda at: whole[at])
+
+
+def _resharded(array: jax.Array, sharding: Any) -> jax.Array:
+    if array.sharding.is_equivalent_to(sharding, array.ndim):
+        return array
+    with launching, jax.ensure_compile_time_eval():
+        result = _copying_to(sharding)(array)
+    after_launch(result)
+    return result
+
+
+@functools.lru_cache(maxsize=256)
+def _copying_to(sharding: Any) -> Callable[[jax.Array], jax.Array]:
+    return jax.jit(lambda x: x, out_shardings=sharding)
+
+
 def _flatten_mirrored(value: Mirrored) -> tuple[tuple[Any, ...], Any]:
     here = context.current()
     is_in_replica = here.replica is not None and not context.is_default()
@@ -184,6 +254,10 @@ def _flatten_mirrored(value: Mirrored) -> tuple[tuple[Any, ...], Any]:
     if value.array is not None:
         return (value.array,), value.mesh
     return value.values, "copies"
+
+
+def _unflatten_sharded(form: Any, children: Sequence[Any]) -> Any:
+    return children[0] if form == "own" else Sharded.of(children[0], form)
 
 
 def _unflatten_mirrored(form: Any, children: Sequence[Any]) -> Any:
@@ -198,6 +272,7 @@ jax.tree_util.register_pytree_node(
     lambda _, children: PerReplica(children),
 )
 jax.tree_util.register_pytree_node(Mirrored, _flatten_mirrored, _unflatten_mirrored)
+jax.tree_util.register_pytree_node(Sharded, _flatten_mirrored, _unflatten_sharded)
 
 
 DistributedValues.register(ReplicaValues)
@@ -352,6 +427,8 @@ def part_of(leaf: Any, mesh: ReplicaMesh | None, local_index: int | None) -> Any
     """
     if local_index is None:
         return _part_in_program(leaf)
+    if isinstance(leaf, Sharded):
+        return leaf
     if not isinstance(leaf, ReplicaValues):
         return leaf if mesh is None else mesh.local_view(leaf, local_index)
     if isinstance(leaf, Mirrored):
@@ -366,7 +443,7 @@ def part_of(leaf: Any, mesh: ReplicaMesh | None, local_index: int | None) -> Any
 def _part_in_program(leaf: Any) -> Any:
     if not isinstance(leaf, ReplicaValues):
         return leaf
-    if leaf.layout in (Layout.OWN, Layout.MIRRORED):
+    if leaf.layout in (Layout.OWN, Layout.MIRRORED, Layout.SHARDED):
         return leaf.array
     if isinstance(leaf, Mirrored):
         return leaf.values[0]

@@ -34,7 +34,8 @@ from mirrax._src.collectives.programs import declare_equal, reduce_sparse, run_o
 _MOST_BYTES_TO_GATHER = 4 * 1024 * 1024
 
 
-def _add_all(parts: Any) -> jax.Array:
+def add_all(parts: Any) -> jax.Array:
+    """The sum of the replicas' parts, in their order."""
     return functools.reduce(operator.add, parts)
 
 
@@ -115,7 +116,7 @@ class _ProgramOps(CrossDeviceOps):
     def reduce_in_program(self, array: jax.Array, mesh: ReplicaMesh) -> jax.Array:
         """The sum of all replicas' `array`, computed inside the replicas' program."""
         if _is_gathered(array, mesh):
-            return declare_equal(_add_all(lax.all_gather(array, AXIS_NAME)))
+            return declare_equal(add_all(lax.all_gather(array, AXIS_NAME)))
         # In a group, so that it is not merged with other sums (engines/merging.py).
         groups = [list(range(mesh.size))]
         return lax.psum(array, AXIS_NAME, axis_index_groups=groups)
@@ -230,7 +231,7 @@ class ReductionToOneDevice(_ProgramOps):
         others = [i for i in range(mesh.size) if i != root]
         copies = {i: lax.ppermute(array, AXIS_NAME, [(i, root)]) for i in others}
         parts = [copies.get(i, array) for i in range(mesh.size)]
-        total = (self.accumulation_fn or _add_all)(parts)
+        total = (self.accumulation_fn or add_all)(parts)
         here = lax.axis_index(AXIS_NAME)
         result = total
         for i in others:

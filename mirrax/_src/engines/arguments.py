@@ -20,6 +20,7 @@ from mirrax._src.base.values import (
     PerReplica,
     PyTree,
     ReplicaValues,
+    Sharded,
     abstract,
     check_alive,
     is_array,
@@ -224,6 +225,8 @@ def sort_arguments(
 
 
 def _sort(leaf: Any, mesh: ReplicaMesh | None, wrapped: Layout) -> tuple[Kind, Any]:
+    if isinstance(leaf, Sharded) and (mesh is None or leaf.mesh == mesh):
+        return Layout.SHARDED, leaf.array
     if isinstance(leaf, Mirrored):
         array = leaf.array if leaf.array is not None else leaf.values[0]
         return wrapped, placed(array, mesh)

@@ -72,7 +72,7 @@ class _Tree:
         numbered = list(enumerate(leaves))
         split = [(i, leaf) for i, leaf in numbered if type(leaf) is PerReplica]
         self._split = [(i, _Value(leaf).take) for i, leaf in split]
-        self._mirrored = [i for i, leaf in numbered if type(leaf) is Mirrored]
+        self._mirrored = [i for i, leaf in numbered if isinstance(leaf, Mirrored)]
         arrays = jax.Array | Mirrored
         self._arrays = [i for i, leaf in numbered if isinstance(leaf, arrays)]
         self._static = [(i, k) for i, k in enumerate(kinds) if isinstance(k, Static)]

@@ -26,7 +26,7 @@ from mirrax._src.base.values import (
 from mirrax._src.engines.arguments import Signature
 from mirrax._src.engines.jaxprs import convolves
 from mirrax._src.engines.trace import trace_call, until_no_new_variables
-from mirrax._src.engines.traced import Out, Trace
+from mirrax._src.engines.traced import Out, Trace, settled
 from mirrax._src.state.variable import Variable
 
 
@@ -140,6 +140,9 @@ class _Loop(Trace):
             return (written, last), each
 
         (written, last), every = lax.scan(turn, (start, nothing), elements, self.steps)
+        if self.mesh is not None and Layout.SHARDED in self.writes.values():
+            places = zip(written, self.writes.values())
+            written = [settled(x, layout, self.mesh) for x, layout in places]
         outs = [out for out in self.step.outs if out.is_array]
         return [*last, *map(_within_replicas, every, outs)], written
 

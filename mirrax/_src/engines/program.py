@@ -163,7 +163,7 @@ class Program:
         """
         mesh, known = self.trace.mesh, zip(call.arrays, call.signature.layouts())
         inputs = self._as_inputs(
-            [a if layout.is_split else placed(a, mesh) for a, layout in known]
+            [a if layout.in_parts else placed(a, mesh) for a, layout in known]
         )
         self._check_donated(inputs)
         try:
@@ -331,7 +331,7 @@ class Program:
         if mesh is not None and mesh.spans_workers:
             constrain = jax.lax.with_sharding_constraint
             results = [  # plain ones on every device, so that every worker has them
-                r if layout.is_split else constrain(r, mesh.mirrored)
+                r if layout.in_parts else constrain(r, mesh.mirrored)
                 for r, layout in zip(results, trace.out_layouts)
             ]
         written = dict(zip(trace.writes, new))

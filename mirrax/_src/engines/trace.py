@@ -34,6 +34,7 @@ from mirrax._src.base.values import (
 )
 from mirrax._src.engines.arguments import Signature, is_apart, sort_arguments
 from mirrax._src.engines.blame import say_whose
+from mirrax._src.engines.global_view import sharded_outputs
 from mirrax._src.engines.jaxprs import invariant_outputs, only_used
 from mirrax._src.engines.program import lies_on
 from mirrax._src.engines.replica_context import SpmdReplicaContext
@@ -83,7 +84,8 @@ def trace_replica(
     ins = [*traced.reads.values(), *signature.layouts()]
     it = iter(_out_layouts(traced.closed, ins, mesh))
     outs = tuple(Out(next(it), mesh) if out.is_array else out for out in traced.outs)
-    return replace(traced, outs=outs, writes=dict(zip(traced.writes, it)), mesh=mesh)
+    writes = {v: v.written_layout(layout) for v, layout in zip(traced.writes, it)}
+    return replace(traced, outs=outs, writes=writes, mesh=mesh)
 
 
 def _out_layouts(
@@ -93,9 +95,14 @@ def _out_layouts(
     if mesh.size == 1:
         return [Layout.PLAIN] * len(closed.out_avals)
     same = invariant_outputs(closed.jaxpr, [not layout.is_split for layout in ins])
+    kept = sharded_outputs(closed.jaxpr, ins)
     return [
-        Layout.MIRRORED if is_same else mesh.split_layout(aval.ndim)
-        for is_same, aval in zip(same, closed.out_avals)
+        mesh.split_layout(aval.ndim)
+        if not is_same
+        else Layout.SHARDED
+        if is_kept and mesh.sharded_axis(aval.shape) is not None
+        else Layout.MIRRORED
+        for is_same, is_kept, aval in zip(same, kept, closed.out_avals)
     ]
 
 
@@ -232,7 +239,7 @@ def _out(leaf: Any, given: Mapping[int, int], mode: Mode) -> tuple[Out, Any]:
     """A leaf of a result: its place, and its array if it has one."""
     is_distributed = isinstance(leaf, ReplicaValues)
     if is_distributed and mode.is_program:
-        if leaf.layout not in (Layout.OWN, Layout.MIRRORED):
+        if leaf.layout not in (Layout.OWN, Layout.MIRRORED, Layout.SHARDED):
             raise ValueError(
                 "A replica function returned a per-replica value, which has parts of all "
                 "replicas; return this replica's part only."

@@ -17,8 +17,9 @@ from jax.sharding import PartitionSpec
 
 from mirrax._src.base.jax_compat import ClosedJaxpr, eval_jaxpr
 from mirrax._src.base.mesh import Layout, ReplicaMesh
-from mirrax._src.base.values import Mirrored, PerReplica, PyTree, first_copy
+from mirrax._src.base.values import Mirrored, PerReplica, PyTree, Sharded, first_copy
 from mirrax._src.engines.arguments import Signature
+from mirrax._src.engines.global_view import StagedProgram, is_marked
 from mirrax._src.engines.jaxprs import handed_on
 from mirrax._src.engines.merging import eval_call, eval_replica
 from mirrax._src.state.variable import Variable
@@ -113,19 +114,28 @@ class Trace:
         assert mesh is not None
         ins = [*self.reads.values(), *self.signature.layouts()]
         outs = [*self.out_layouts, *self.writes.values()]
+        if mesh.size > 1 and is_marked(self.closed.jaxpr):
+            program = StagedProgram(self.closed.jaxpr, ins, mesh, is_merged)
+            staged = program.run(consts, inputs)
+            # XLA would also leave in parts what nobody has asked to be.
+            return [settled(v.array, k, mesh) for v, k in zip(staged, outs)]
 
         def body(consts: list[Any], inputs: list[Any]) -> list[jax.Array]:
             own = [x[0] if mesh.has_row(k) else x for x, k in zip(inputs, ins)]
             results = self._evaluate(consts, own, is_merged)
             return [x[None] if mesh.has_row(k) else x for x, k in zip(results, outs)]
 
-        return jax.shard_map(
+        results = jax.shard_map(
             body,
             mesh=mesh.mesh,
             in_specs=(PartitionSpec(), [mesh.spec(k) for k in ins]),
             out_specs=[mesh.spec(k) for k in outs],
             check_vma=False,
         )(consts, inputs)
+        sharded = Layout.SHARDED
+        return [
+            settled(x, k, mesh) if k is sharded else x for x, k in zip(results, outs)
+        ]
 
     def result(self, arrays: Sequence[Any], given: Sequence[Any]) -> PyTree:
         """What the function returns, from the program's results and the given arguments."""
@@ -146,10 +156,20 @@ class Trace:
         return handed_on(self.closed.jaxpr, self.reads, self.writes, self.num_results)
 
 
+def settled(array: jax.Array, layout: Layout, mesh: ReplicaMesh) -> jax.Array:
+    """An array of a program, which lies as `layout` says."""
+    is_sharded = layout is Layout.SHARDED
+    place = mesh.sharded(array.shape) if is_sharded else mesh.mirrored
+    place = mesh.split if layout.is_split else place
+    return jax.lax.with_sharding_constraint(array, place)
+
+
 def wrapped(array: Any, layout: Layout, mesh: ReplicaMesh | None) -> Any:
     """An array of a program as the value that users see."""
     if layout is Layout.MIRRORED:
         return Mirrored.of(array, mesh)
+    if layout is Layout.SHARDED:
+        return Sharded.of(array, mesh)
     if layout is Layout.PLAIN:
         return array if mesh is not None and mesh.size == 1 else first_copy(array)
     return PerReplica.of(array, mesh, layout)

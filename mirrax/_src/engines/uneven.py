@@ -134,7 +134,13 @@ def _execute(
 ) -> PyTree:
     mesh = strategy.replica_mesh
     cuts = [every_cut[i] for i in mesh.local_ids]
-    envs = [_bind_inputs(*own, mesh) for own in zip(range(len(cuts)), cuts, inputs)]
+    values = {
+        v: v.in_full() if lies_on(v, mesh) else one_copy_of(v)
+        for v in cuts[0].trace.reads
+    }
+    envs = [
+        _bind_inputs(*own, mesh, values) for own in zip(range(len(cuts)), cuts, inputs)
+    ]
     for k, stages in enumerate(zip(*(cut.stages for cut in cuts))):
         ins = [
             [env[v] for v in stage.program.invars] for stage, env in zip(stages, envs)
@@ -161,13 +167,14 @@ def _execute(
 
 
 def _bind_inputs(
-    local_index: int, cut: Cut, own: Sequence[Any], mesh: ReplicaMesh
+    local_index: int,
+    cut: Cut,
+    own: Sequence[Any],
+    mesh: ReplicaMesh,
+    values: dict[Any, Any],
 ) -> dict[Any, Any]:
     replica_id = np.int32(mesh.local_ids[local_index])
-    copies = [
-        part_of(v.stored if lies_on(v, mesh) else one_copy_of(v), mesh, local_index)
-        for v in cut.trace.reads
-    ]
+    copies = [part_of(values[v], mesh, local_index) for v in cut.trace.reads]
     consts = [mesh.local_view(const, local_index) for const in cut.consts]
     names = [*cut.jaxpr.invars, *cut.jaxpr.constvars]
     return dict(zip(names, [replica_id, *copies, *own, *consts]))

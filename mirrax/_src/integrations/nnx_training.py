@@ -6,6 +6,7 @@ import weakref
 from typing import Any
 
 import jax
+import optax
 from flax import nnx
 
 from mirrax._src.base import context
@@ -18,6 +19,9 @@ from mirrax._src.integrations.nnx_variables import (
     replace_name,
     spread_replica,
 )
+from mirrax._src.state.mirrored import MirroredVariable
+from mirrax._src.state.sharded import ShardedVariable
+from mirrax._src.state.variable import VariableSpec
 from mirrax._src.train.optimizer import Optimizer
 
 # Of an optimizer in a scope, by its transformation: the update that all replicas do together.
@@ -35,7 +39,25 @@ def _make_optimizer(self: Any, model: Any, tx: Any, **kwargs: Any) -> None:
                 "`optax.MultiSteps`, or train with `mx.train.Optimizer` itself."
             )
         _compiled[tx] = Function(_update_in_replica)
+        if tx.shard_state:
+            # NNX makes variables of a state of whole arrays; then these are cut into parts.
+            whole = optax.GradientTransformationExtraArgs(tx.begin, tx.update)  # pyright: ignore[reportArgumentType]
+            _make_optimizer_plain(self, model, whole, **kwargs)
+            self.tx = tx
+            _cut_into_parts(self.opt_state)
+            return
     _make_optimizer_plain(self, model, tx, **kwargs)
+
+
+def _cut_into_parts(state: Any) -> None:
+    for leaf in jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, nnx.Variable)):
+        held = raw_value.held(leaf) if isinstance(leaf, nnx.Variable) else None
+        if isinstance(held, MirroredVariable):
+            held.is_slot = True
+            if held.strategy.replica_mesh.sharded_axis(held.shape) is not None:
+                value = held.read_value()
+                spec = VariableSpec(value, False, held.name, held.dtype)
+                held.become(ShardedVariable(spec, held.strategy))
 
 
 def _update_in_replica(

@@ -77,6 +77,10 @@ class DistributedVariable(Variable):
         count = len(self.strategy.replica_mesh.local_ids)
         return tuple(ComponentVariable(self, i) for i in range(count))
 
+    def home_sharding(self) -> Any:
+        """Where the array lies while the copies are in step."""
+        return self.strategy.replica_mesh.mirrored
+
     # Reading -------------------------------------------------------------------------
 
     def concrete(self, is_local: bool = False) -> Any:

@@ -167,6 +167,7 @@ class Variable(InParts, Atom, metaclass=_VariableType):
     # How the array in `home` lies on the strategy's mesh, and its parts once looked at.
     _layout = Layout.PLAIN
     _view: PerReplica | None = None
+    is_slot = False  # whether an optimizer keeps it for another variable
     strategy: Any  # a `StrategyLike`, or None where no strategy made the variable
     __signature__ = inspect.signature(VariableSpec)
 
@@ -219,6 +220,20 @@ class Variable(InParts, Atom, metaclass=_VariableType):
         self._layout = layout if layout.is_split else type(self)._layout
         if old is not home:  # nothing is left behind that would be kept alive
             old.is_whole, old.arrays[place] = False, None
+
+    def in_full(self) -> Any:
+        """What is stored; not in parts."""
+        return self.stored
+
+    def to_save(self) -> Any:
+        """The value for a checkpoint; every worker has to call it."""
+        stored = self.stored
+        is_apart = isinstance(stored, PerReplica)
+        return stored.values[0] if is_apart else stored.addressable_data(0)
+
+    def written_layout(self, layout: Layout) -> Layout:
+        """How what a replicas' program writes is kept, which comes out of it so laid out."""
+        return layout
 
     def replace_array(self, array: jax.Array, layout: Layout) -> None:
         """Puts `array` in the place of an equal one, which `in_one_array` gave."""

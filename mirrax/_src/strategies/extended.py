@@ -101,6 +101,11 @@ class StrategyExtended:
         return self._cross_device_ops
 
     @property
+    def options(self) -> CommunicationOptions | None:
+        """How values travel by default."""
+        return self._options
+
+    @property
     def should_checkpoint(self) -> bool:
         """Whether this worker writes checkpoints: the first one does."""
         return self._task is None or not self._task.index

@@ -39,6 +39,7 @@ from mirrax._src.state.distributed import DistributedVariable
 from mirrax._src.strategies import checking, reducing
 from mirrax._src.strategies.arguments import RunOptions, ValueContext, checked_run
 from mirrax._src.strategies.extended import StrategyExtended
+from mirrax._src.strategies.memory import MemoryReport, report_memory
 from mirrax._src.strategies.scope import Scope, check_cross_replica, enter_scope
 from mirrax._src.strategies.stepping import Stepper, check_not_traced
 
@@ -239,6 +240,20 @@ class Strategy(Feeding):
     ) -> PyTree:
         """The name of `run` in TensorFlow 2.0."""
         return self.run(fn, args, kwargs)
+
+    def memory(self) -> MemoryReport:
+        """What is alive on this worker's devices now: variables, slots, batches, the rest.
+
+        >>> strategy = mx.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+        >>> with strategy.scope():
+        ...     v = mx.Variable(jnp.zeros((256, 256)), name="v")
+        >>> strategy.memory().variables["v"]
+        262144
+        >>> strategy.memory().devices["CPU:1"]["variables"]
+        262144
+        """
+        mesh = self.replica_mesh or ReplicaMesh((jax.local_devices()[0],))
+        return report_memory(self, mesh)
 
     # Stopping ------------------------------------------------------------------------
 

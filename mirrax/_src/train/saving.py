@@ -25,8 +25,10 @@ from mirrax._src.base.values import (
     Mirrored,
     PerReplica,
     ReplicaValues,
+    Sharded,
     is_array,
     is_leaf,
+    on_host,
     to_device,
 )
 from mirrax._src.cluster.collecting import collect_on_first
@@ -275,10 +277,7 @@ def _variable_item(variable: Variable) -> Item:
         if is_on_read:  # a sum, say, of all copies
             return variable.read_value()
         variable.check_not_lost()
-        stored = variable.stored
-        if isinstance(stored, PerReplica):
-            return stored.values[0]
-        return stored.addressable_data(0)
+        return variable.to_save()
 
     def put(array: Any) -> None:
         if is_on_read:  # a summed variable's copies get equal shares
@@ -294,7 +293,7 @@ def _variable_item(variable: Variable) -> Item:
         take,
         lambda entry: _check_array(variable.shape, variable.dtype, entry),
         put,
-        variable.strategy.replica_mesh.mirrored if is_mirrored else None,
+        variable.home_sharding() if is_mirrored else None,
     )
 
 
@@ -362,6 +361,8 @@ def _check_array(shape: tuple[int, ...], dtype: Any, entry: Any) -> str | None:
 
 def _whole(name: str, leaf: Any) -> Any:
     """An array that is given to a checkpoint, as one array."""
+    if isinstance(leaf, Sharded):
+        return on_host(leaf.array, leaf.mesh)
     if isinstance(leaf, Mirrored):
         leaf = leaf.array if leaf.array is not None else leaf.values[0]
     if not isinstance(leaf, jax.Array):
@@ -372,8 +373,7 @@ def _whole(name: str, leaf: Any) -> Any:
             f"memory. Give the checkpoint the new value before saving: `checkpoint."
             f"{name.partition('/')[0]} = ...`."
         )
-    is_copied = leaf.is_fully_replicated
-    return leaf.addressable_data(0) if is_copied else leaf
+    return leaf.addressable_data(0) if leaf.is_fully_replicated else leaf
 
 
 def _of_all_workers(cluster: Cluster, parts: list[np.ndarray]) -> list[np.ndarray]:
@@ -432,7 +432,7 @@ def _placed_like(leaf: Any, array: Any) -> Any:
             return PerReplica([to_device(part, v.device) for part, v in parts])
         if leaf.array is None:
             return Mirrored([to_device(array, v.device) for v in leaf.values])
-        return Mirrored.of(put_global(array, leaf.array.sharding), leaf.mesh)
+        return type(leaf).of(put_global(array, leaf.array.sharding), leaf.mesh)
     if leaf.committed or len(leaf.devices()) > 1:
         return put_global(array, leaf.sharding)
     return to_device(array, leaf.device)

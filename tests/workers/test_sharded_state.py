@@ -1,0 +1,81 @@
+"""An optimizer whose state lies in parts on the devices of several workers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import optax
+import pytest
+
+import mirrax as mx
+from mirrax.train import Checkpoint, load_checkpoint
+
+from .comparing import Pool
+from .training import dataset, errors_of, initial_params
+
+STEPS = 7  # the fifth is uneven
+
+
+def train(
+    strategy: Any, shard: bool, folder: str | None = None, steps: int = STEPS
+) -> tuple[dict[str, np.ndarray], int, float]:
+    """The weights, the bytes of the state on a device, and what a slot adds up to."""
+    with strategy.scope():
+        variables = {k: mx.Variable(v) for k, v in initial_params("mlp").items()}
+        optimizer = mx.train.Optimizer(
+            optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(0.01)),
+            shard_state=shard,
+        )
+
+    @mx.function
+    def step(x: Any, y: Any) -> None:
+        gradients = mx.grad(
+            lambda: mx.nn.compute_average_loss(errors_of("mlp", variables, x, y)),
+            variables,
+        )()
+        optimizer.apply_gradients([(gradients[k], v) for k, v in variables.items()])
+
+    checkpoint = Checkpoint(variables=variables, optimizer=optimizer)
+    if folder and (Path(folder) / "c").exists():
+        checkpoint.read(Path(folder) / "c")
+    optimizer.build(list(variables.values()))
+    batches = dataset().repeat().take(steps)
+    for x, y in strategy.experimental_distribute_dataset(batches):
+        strategy.run(step, (x, y))
+    if folder:
+        checkpoint.write(Path(folder) / "c", wait=True)
+    arrays = [v.in_one_array()[0] for v in optimizer.variables]
+    held = sum(a.addressable_shards[0].data.nbytes for a in arrays)
+    slot = next(v for v in optimizer.variables if "mu" in v.name and v.ndim == 2)
+    weights = {k: v.numpy() for k, v in variables.items()}
+    return weights, held, float(np.sum(slot.numpy()))
+
+
+def assert_close(found: Any, expected: Any) -> None:
+    for key, value in expected[0].items():
+        np.testing.assert_allclose(found[0][key], value, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(found[2], expected[2], rtol=1e-4, atol=1e-6)
+
+
+def test_as_with_whole_copies(two_by_two: Pool) -> None:
+    def both(strategy):
+        return train(strategy, True), train(strategy, False)
+
+    sharded, whole = two_by_two.run_alike(both)
+    assert_close(sharded, whole)
+    assert sharded[1] < 0.3 * whole[1]  # a quarter, and a bias that no axis divides
+
+
+@pytest.mark.parametrize("now", [True, False], ids=["sharded", "whole"])
+def test_checkpoints_go_to_any_number_of_replicas(
+    two_by_one: Pool, tmp_path: Path, now: bool
+) -> None:
+    """Saved by two workers in parts, restored in one process, and the other way round."""
+    two_by_one.run_alike(lambda s: train(s, now, str(tmp_path), 3))
+    saved = load_checkpoint(tmp_path / "c")
+    assert any(v.shape == (36, 8) for k, v in saved.items() if "mu" in k)
+    alone = train(mx.MirroredStrategy(["CPU:0", "CPU:1"]), not now, str(tmp_path), 2)
+    found = two_by_one.run_alike(lambda s: train(s, now, str(tmp_path), 0))
+    assert_close(found, alone)
