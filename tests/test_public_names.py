@@ -39,6 +39,7 @@ def test_modules_show_what_they_export(door: str) -> None:
 ADDED: dict[str, Iterable[str]] = {
     "distribute.Strategy": (
         *("axis_name", "mesh", "replicate", "request_stop", "run_steps", "should_stop"),
+        *("assert_in_sync", "check_numerics", "memory"),
         # of TensorFlow 2.0
         *("experimental_make_numpy_dataset", "experimental_run_v2"),
         "experimental_distribute_datasets_from_function",
@@ -106,15 +107,16 @@ def test_other_objects_show_what_is_documented() -> None:
         *("assign", "assign_add", "assign_sub")
     }
     assert public(checkpoint) == {
-        *("read", "restore", "save", "save_counter", "sync", "write")
+        *("export", "read", "restore", "save", "save_counter", "sync", "write")
     }
     assert public(status) == {
         *("assert_consumed", "assert_existing_objects_matched"),
         *("assert_nontrivial_match", "expect_partial", "missing", "unused"),
     }
     assert public(optimizer) == {
-        *("apply_gradients", "build", "gradient_accumulation_steps", "init"),
-        *("iterations", "learning_rate", "name", "state", "update", "variables"),
+        *("apply_gradients", "build", "explain", "gradient_accumulation_steps"),
+        *("init", "iterations", "learning_rate", "name", "shard_state", "state"),
+        *("update", "variables"),
     }
     assert public(mean) == {
         *("add_sum", "count", "dtype", "name", "reset_state", "result", "total"),

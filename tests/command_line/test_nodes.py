@@ -62,7 +62,7 @@ def test_what_is_missing_or_does_not_fit(given, environment, message) -> None:
     [
         (["--node-rank", "1"], "--node-rank 1 needs --nodes"),
         (
-            ["--nodes", "2", "--workers", "1:2"],
+            ["--nodes", "2", "--workers", "1:2", "--max-restarts", "2"],
             "do not go with --nodes 2",
         ),
         (["--nodes", "2", "--node-rank", "0"], "--nodes 2 needs --master HOST:PORT"),

@@ -358,7 +358,8 @@ def test_not_a_transformation(transformation):
 @pytest.mark.parametrize("steps", [0, -1, 1.5, 2.0, "2", None, True, [2]])
 def test_bad_gradient_accumulation_steps(steps):
     with pytest.raises(
-        ValueError, match="`gradient_accumulation_steps` must be a number from 1 on"
+        ValueError,
+        match="`gradient_accumulation_steps` must be a whole number, at least 1",
     ):
         mx.train.Optimizer(optax.sgd(0.1), gradient_accumulation_steps=steps)
 

@@ -51,7 +51,7 @@ from mirrax._src.strategies.reducing import reduce_pairs
 from mirrax._src.strategies.scope import check_cross_replica
 
 
-@hides("check_options", "cross_device_ops", "device_names")
+@hides("check_options", "cross_device_ops", "device_names", "options")
 class StrategyExtended:
     """Methods of a strategy that libraries (optimizers, metrics) are built with."""
 

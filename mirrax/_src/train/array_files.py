@@ -45,10 +45,13 @@ class _Uncopied(np.ndarray):
         return self
 
 
-def save_arrays(path: Path, tree: Mapping[str, np.ndarray]) -> None:
+def save_arrays(path: Path, tree: Mapping[str, Any]) -> None:
     import orbax.checkpoint as ocp
 
-    tree = {name: array.view(_Uncopied) for name, array in tree.items()}
+    def uncopied(leaf: Any) -> Any:
+        return leaf.view(_Uncopied) if type(leaf) is np.ndarray else leaf
+
+    tree = jax.tree.map(uncopied, dict(tree))
     chunks = jax.tree.map(lambda _: ocp.SaveArgs(chunk_byte_size=_CHUNK_BYTES), tree)
     # Of several workers one writes, and must not wait for the others.
     alone = ocp.options.MultiprocessingOptions(

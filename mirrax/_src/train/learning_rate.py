@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 
 from mirrax._src.base import context
-from mirrax._src.base.hiding import hides
 from mirrax._src.base.values import PyTree
 from mirrax._src.state.variable import Variable
 
@@ -56,7 +55,6 @@ def _parameters(fn: Any) -> list[str]:
     return list(inspect.signature(fn).parameters)
 
 
-@hides("restore_later", "saved_parts", "slot_names")
 class HasLearningRate:
     """`learning_rate`, where the transformation keeps it in its state."""
 
