@@ -135,6 +135,7 @@ class _VariableType(type):
     "concrete",
     "convert",
     "has_values",
+    "home_sharding",
     "in_full",
     "is_slot",
     "to_save",
