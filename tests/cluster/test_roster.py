@@ -374,7 +374,7 @@ def test_many_idle_strangers_delay_nobody(serve):
     idle = [server.connect() for _ in range(300)]
     begin = time.monotonic()
     first, _ = server.start()
-    assert time.monotonic() - begin < 5
+    assert time.monotonic() - begin < 30  # once it took a minute
     closed = [m for m in idle if select.select([m.socket], [], [], 0)[0]]
     assert len(closed) > 200  # those that had waited longest
     assert first.hear("status")
@@ -600,6 +600,7 @@ def test_different_numbers_of_runs_are_noticed_at_the_end(serve):
 def test_different_numbers_of_programs_are_noticed_at_the_end(serve):
     first, second = serve(2).start()
     bye(second, 5, programs=7)
+    assert second.hear("ended") == [1]
     bye(first, 5, programs=8)
     assert (
         "8 programs over all devices, worker 1 after 7" in first.hear("failure")["text"]
