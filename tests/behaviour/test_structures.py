@@ -397,7 +397,6 @@ RECORDS = {
     "dataclass": (Batch, r"register_dataclass\(Batch\)"),
     "attrs": (Attrs, r"register_pytree_node\(Attrs, \.\.\.\)"),
     "closed": (lambda x: Closed({"x": x}, "path"), r"register_pytree_node\(Closed"),
-    "namespace": (lambda x: types.SimpleNamespace(x=x), "or use a dict"),
 }
 each_record = pytest.mark.parametrize("kind, advice", RECORDS.values(), ids=RECORDS)
 
@@ -460,7 +459,6 @@ STATIC = {
     "frozen": Config(0.5),
     "closed": Closed({"a": 1}, "path"),
     "cycle": _cycle(),
-    "namespace": types.SimpleNamespace(a=1),
 }
 
 

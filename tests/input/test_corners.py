@@ -121,5 +121,5 @@ def test_half_a_state_is_no_state():
     iterator = iter(Dataset.range(3))
     state = iterator.get_state()
     del state["path"]
-    with pytest.raises(ValueError, match="no state"):
+    with pytest.raises(ValueError, match="not the state"):
         iterator.set_state(state)

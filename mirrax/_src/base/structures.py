@@ -10,7 +10,6 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
-import types
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -65,7 +64,7 @@ def _open_all(tree: Any, name: str) -> Any:
 
 def _is_plain(kind: type) -> bool:
     is_record = dataclasses.is_dataclass(kind) or hasattr(kind, "__attrs_attrs__")
-    may_hold = is_record or issubclass(kind, (*_STRUCTURES, types.SimpleNamespace))
+    may_hold = is_record or issubclass(kind, _STRUCTURES)
     if kind not in PLAIN and (not may_hold or issubclass(kind, Atom)):
         PLAIN.add(kind)
     return kind in PLAIN
@@ -204,8 +203,6 @@ def _parts_of(value: Any) -> list[Any]:
     kind = type(value)
     if isinstance(value, _STRUCTURES):
         return list(_items_of(value).values())
-    if isinstance(value, types.SimpleNamespace):
-        return list(vars(value).values())
     fields = getattr(kind, "__attrs_attrs__", ())
     if dataclasses.is_dataclass(kind):
         fields = dataclasses.fields(kind)
@@ -221,9 +218,7 @@ def _explain(value: Any, name: str) -> str:
         how = f"jax.tree_util.register_pytree_node({kind}, ...)"
     else:
         is_dataclass = dataclasses.is_dataclass(value)
-        is_space = isinstance(value, types.SimpleNamespace)
-        what = "an object" if is_space else "an attrs class"
-        why = f"{'a dataclass' if is_dataclass else what} that JAX does not know"
+        why = f"{'a dataclass' if is_dataclass else 'an attrs class'} that JAX does not know"
         advice = "Register the class where it is defined"
         node = f"register_pytree_node({kind}, ...)"
         how = f"jax.tree_util.{f'register_dataclass({kind})' if is_dataclass else node}"
