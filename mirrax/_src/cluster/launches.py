@@ -56,12 +56,15 @@ class Launches:
             if len(self.marks) > _MOST_MARKS:
                 del self.marks[next(iter(self.marks))]
 
-    def difference(self, theirs: Mark) -> str | None:
-        """What another worker ran in place of what this one did, if it can be told."""
+    def difference(self, theirs: Mark, me: str) -> str | None:
+        """What another worker ran in place of what this one, `me`, did, if that is known."""
         own = self.marks.get(theirs[0])
         if own is None or own[1] == theirs[1]:
             return None
-        return f"{theirs[2]} there, {own[2]} here, or before them (program {own[0]})"
+        return (
+            f"program {own[0]} is {theirs[2]} there and {own[2]} on {me}, or an earlier "
+            "one differs"
+        )
 
     def watch(
         self, label: str, program: Callable[[Any], list[Any]], arrays: Any
