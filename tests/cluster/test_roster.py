@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import select
 import socket
 import subprocess
@@ -595,6 +596,28 @@ def test_different_numbers_of_runs_are_noticed_at_the_end(serve):
         failure = member.hear("failure")
         assert failure["workers"] == [1]
         assert "ended after 6 calls of `run`, but worker 0 after 5" in failure["text"]
+
+
+@pytest.mark.parametrize(
+    ("label", "found"),
+    [
+        (
+            "step(f32[4])",
+            r"program 3 is step\(f32\[4\]\) there and step\(f32\[3\]\) on",
+        ),
+        (
+            "step(f32[3])",
+            r"one of the 2 before step\(f32\[3\]\) differs \(`debug=True`",
+        ),
+    ],
+)
+def test_different_programs_are_described(serve, label, found):
+    first, second = serve(2).start()
+    first.send("status", {"step": 3, "mark": [3, 1, "step(f32[3])"]})
+    second.send("status", {"step": 3, "mark": [3, 2, label]})
+    text = first.hear("failure")["text"]
+    # Whichever is heard first is compared with.
+    assert re.search(found, text) or "step(f32[4]) on worker 1" in text
 
 
 def test_different_numbers_of_programs_are_noticed_at_the_end(serve):

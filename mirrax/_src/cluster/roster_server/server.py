@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .connection import Connection, line_of
-from .describing import describe_worker
+from .describing import describe_difference, describe_worker
 from .jax_service import start_service
 from .slowness import Slowness
 
@@ -261,13 +261,9 @@ class Roster:
         first, (count, checksum, label) = next(iter(marks.items()))
         for k, mark in marks.items():
             if mark[0] == count and mark[1] != checksum:
-                self.fail(
-                    [k],
-                    f"{self.describe(k)} ran different programs from worker {first}: program "
-                    f"{count} is {mark[2]} there and {label} on worker {first}, or an earlier "
-                    "one differs. All workers have to take the same steps with the same "
-                    "shapes and dtypes.",
-                )
+                me = f"worker {first}"
+                what = describe_difference(count, mark[2], label, me)
+                self.fail([k], f"{self.describe(k)} {what}")
 
     def compare_with_history(self, worker: int, mark: list[Any]) -> None:
         """Compares with what another worker had run when it had run as many programs."""
