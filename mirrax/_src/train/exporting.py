@@ -79,7 +79,8 @@ def _export(
     """Writes under another name first, which then takes the place of `path`."""
     if not arrays and not values:
         raise ValueError(
-            "There is nothing to export: the checkpoint holds no variables, arrays or numbers."
+            f"There is nothing to export to {path}: the checkpoint holds no variables, arrays "
+            "or numbers."
         )
     path = Path(os.path.realpath(path))  # a link stays
     if path.exists() and not overwrite:
