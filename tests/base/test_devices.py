@@ -78,3 +78,13 @@ def test_replicas_keep_the_order_of_devices() -> None:
 
 def test_one_device_may_be_given_without_a_list() -> None:
     assert mx.MirroredStrategy("CPU:2").num_replicas_in_sync == 1
+
+
+def test_a_number_of_devices_is_an_error() -> None:
+    with pytest.raises(TypeError, match=r"must be a list such as .*, got 2"):
+        mx.MirroredStrategy(2)  # type: ignore[arg-type]
+
+
+def test_the_hint_is_enough_for_all_devices() -> None:
+    with pytest.raises(ValueError, match=r"'CPU:98'.*\(cpu=100\)"):
+        mx.MirroredStrategy(["CPU:98", "CPU:99"])

@@ -274,8 +274,11 @@ def test_the_line_is_that_of_the_error_not_of_the_last_report():
 @pytest.mark.parametrize(
     ("used", "why"),
     [
-        (0.4, "the process was stopped, or the machine had no time or memory for it"),
-        (11.0, "one call has kept Python busy, at "),
+        (
+            0.4,
+            "the process was suspended, or the machine was overloaded or out of memory",
+        ),
+        (11.0, "one call kept Python busy, at "),
     ],
 )
 def test_a_worker_that_could_not_report_says_why(used: float, why: str):
@@ -283,7 +286,9 @@ def test_a_worker_that_could_not_report_says_why(used: float, why: str):
     assert text.startswith(
         f"could not report for 12 s, in which it used {used:.0f} s of"
     )
-    assert f"processor time: {why}" in text and "After 20 s it counts as lost" in text
+    assert (
+        f"processor time: {why}" in text and "After 20 s it is considered lost" in text
+    )
 
 
 def test_a_long_error_does_not_fill_the_logs_of_others():
@@ -322,7 +327,7 @@ def test_the_server_killed_ends_all():
             assert re.search("roster|coordination service", worker.output)
             assert not re.search(r"Worker 0 \(.*\) is gone", worker.output)
         said = "".join(worker.output for worker in workers)
-        assert "The roster is gone: the process that watches over the workers" in said
+        assert "The roster is gone: the process that monitors the workers" in said
 
 
 # Stopped -------------------------------------------------------------------------------------
@@ -436,7 +441,7 @@ def test_a_worker_that_does_something_else_is_found_within_the_timeout(what: str
     with start(script, step_timeout=2) as workers:
         workers.expect_end(FAILED, FAILED, within=LIMIT)
         for worker in workers:
-            assert "has not come for 2 s, while worker" in worker.output
+            assert "has not arrived for 2 s, while worker" in worker.output
             assert re.search(r"Worker [01] \(.*last at step [56]", worker.output)
 
 
@@ -461,7 +466,7 @@ def test_different_numbers_of_runs_that_send_nothing_are_found_at_the_end():
         with start(script.replace("{kind}", str(kind))) as workers:
             workers.expect_end(0, 43, within=LIMIT)
             assert "v 5.0" in workers[0].output and "v 6.0" in workers[1].output
-            text = "has ended after 11 calls of `run`, worker 0 after 10"
+            text = "ended after 11 calls of `run`, but worker 0 after 10"
             assert text in workers[1].output, workers.show()
 
 
@@ -667,7 +672,7 @@ def test_an_error_that_one_worker_catches_ends_in_a_named_wait(fn: str):
     with start(script, step_timeout=2) as workers:
         workers.expect_end(FAILED, FAILED, within=LIMIT)
         assert "caught" in workers[1].output
-        assert_named(workers, 1, "has not come for 2 s", "in train.py:")
+        assert_named(workers, 1, "has not arrived for 2 s", "in train.py:")
 
 
 def test_a_save_that_fails_on_the_first_worker_ends_all():

@@ -44,7 +44,7 @@ def test_a_first_worker_that_never_starts_is_named():
         output = workers[0].output
         assert "waits for worker 0, which cannot be reached" in output
         assert "has waited 3 s for worker 0, which cannot be reached" in output
-        assert "Is it started" in output
+        assert "Has it been started" in output
 
 
 @pytest.mark.parametrize("odd", [0, 1])
@@ -56,7 +56,7 @@ def test_clusters_of_other_sizes_are_shown_side_by_side(odd: int):
         workers.add(odd, JOIN)
         workers.expect_end(43, 43, within=LIMIT)
         for worker in workers:
-            assert "was told of other workers than worker 0" in worker.output
+            assert "has a different list of workers from worker 0" in worker.output
             assert mine in worker.output and theirs in worker.output
 
 
@@ -64,7 +64,7 @@ def test_a_number_that_is_there_twice_is_refused_and_the_others_go_on():
     with start(JOIN, workers=3, missing=[2]) as workers:
         workers.wait_for("waits for worker 2.")
         second_one, second_zero = workers.add(1, JOIN), workers.add(0, JOIN)
-        second_one.wait_for("There are two workers 1")
+        second_one.wait_for("Two processes have joined as worker 1")
         second_zero.wait_for("cannot listen at its address")
         assert workers.addresses[0] in second_zero.output
         workers.add(2, JOIN)
@@ -266,7 +266,7 @@ say("trained")
         workers.addresses[1] = "127.0.0.1:9"
         stale = workers.add(1, JOIN)
         assert stale.wait(LIMIT) == 43
-        assert "was told of other workers than worker 0" in stale.output
+        assert "has a different list of workers from worker 0" in stale.output
         workers.expect_end(0, 0, 43, within=LIMIT)
         assert "trained" in workers[0].output and "trained" in workers[1].output
 

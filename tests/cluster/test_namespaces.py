@@ -151,5 +151,5 @@ def test_a_machine_that_cannot_be_reached_is_named(hosts: Hosts):
     script = "join(join_timeout=3)"
     with hosts.start(script) as workers:
         workers.expect_end(43, 43, within=LIMIT)
-        assert "for worker 1, which did not come" in workers[0].output
+        assert "for worker 1, which did not join" in workers[0].output
         assert "for worker 0, which cannot be reached" in workers[1].output

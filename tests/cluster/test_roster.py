@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import select
 import socket
 import subprocess
@@ -188,7 +189,7 @@ def test_a_second_member_of_a_number_is_sent_away(serve):
     first, second = server.join(0), server.join(1)
     first.hear("go")
     third = server.join(1)
-    assert "two workers 1" in third.hear("failure")["text"]
+    assert "Two processes have joined as worker 1" in third.hear("failure")["text"]
     assert third.is_closed()
     agree(first, "x", 1)
     agree(second, "x", 2)
@@ -336,13 +337,13 @@ def test_who_does_not_know_the_secret_is_sent_away(serve):
     first.hear("proved")
     hello(server, first, 0)
     plain = server.join(1)
-    assert "has to prove" in plain.hear("refused")
+    assert "must first prove" in plain.hear("refused")
     wrong = server.connect()
     prove(wrong, 1, secret="another one that is long enough")
-    assert "another secret" in wrong.hear("refused")
+    assert "a different secret" in wrong.hear("refused")
     reflected = server.connect()
     prove(reflected, 1, side="roster")
-    assert "another secret" in reflected.hear("refused")
+    assert "a different secret" in reflected.hear("refused")
     other = server.connect()  # proves itself as 0, and says that it is 1
     prove(other, 0)
     other.hear("proved")
@@ -352,7 +353,7 @@ def test_who_does_not_know_the_secret_is_sent_away(serve):
     before.hear("proved")
     proof = proving.proof_of(SECRET, "worker", 1, challenges)
     replayed.send("prove", {"worker": 1, "challenge": challenges[1], "proof": proof})
-    assert "another secret" in replayed.hear("refused")
+    assert "a different secret" in replayed.hear("refused")
     for stranger in (plain, wrong, reflected, other, replayed):
         assert stranger.is_closed()
     assert first.hear("missing") == [1]  # still
@@ -444,7 +445,7 @@ def test_a_refused_line_is_reported_as_what_it_is(serve, line, reason):
     failure = first.hear("failure")
     assert failure["workers"] == [1]
     assert (
-        f"Worker 1 (host:1, its log is 1.log) has failed: the roster has refused a line {reason}"
+        f"Worker 1 (host:1, its log is 1.log) has failed: the roster refused a message {reason}"
         in failure["text"]
     )
     assert "gone" not in failure["text"]
@@ -594,7 +595,29 @@ def test_different_numbers_of_runs_are_noticed_at_the_end(serve):
     for member in (second, third):
         failure = member.hear("failure")
         assert failure["workers"] == [1]
-        assert "has ended after 6 calls of `run`, worker 0 after 5" in failure["text"]
+        assert "ended after 6 calls of `run`, but worker 0 after 5" in failure["text"]
+
+
+@pytest.mark.parametrize(
+    ("label", "found"),
+    [
+        (
+            "step(f32[4])",
+            r"program 3 is step\(f32\[4\]\) there and step\(f32\[3\]\) on",
+        ),
+        (
+            "step(f32[3])",
+            r"one of the 2 before step\(f32\[3\]\) differs \(`debug=True`",
+        ),
+    ],
+)
+def test_different_programs_are_described(serve, label, found):
+    first, second = serve(2).start()
+    first.send("status", {"step": 3, "mark": [3, 1, "step(f32[3])"]})
+    second.send("status", {"step": 3, "mark": [3, 2, label]})
+    text = first.hear("failure")["text"]
+    # Whichever is heard first is compared with.
+    assert re.search(found, text) or "step(f32[4]) on worker 1" in text
 
 
 def test_different_numbers_of_programs_are_noticed_at_the_end(serve):
@@ -603,7 +626,8 @@ def test_different_numbers_of_programs_are_noticed_at_the_end(serve):
     assert second.hear("ended") == [1]
     bye(first, 5, programs=8)
     assert (
-        "8 programs over all devices, worker 1 after 7" in first.hear("failure")["text"]
+        "8 programs over all devices, but worker 1 after 7"
+        in first.hear("failure")["text"]
     )
 
 

@@ -104,7 +104,7 @@ def test_the_first_worker_is_told_who_is_slow() -> None:
     assert kind == "say"
     assert text == (
         "Worker 1 (b:1, last at step 150, in read.py:7, its log is 1.log) is the slowest: "
-        "the others wait for it during 44% of the step."
+        "the others wait for it for 44% of each step."
     )
 
 

@@ -47,7 +47,7 @@ def test_which_machines_there_are(given, environment, expected) -> None:
         ),
         ((2, None, None), {}, "needs --node-rank and --master HOST:PORT as well"),
         ((2, 2, "a:7"), {}, "--node-rank is 2, but must be 0 to 1"),
-        ((2, 0, "a"), {}, "'a' is no address; write HOST:PORT"),
+        ((2, 0, "a"), {}, "'a' is not an address; write HOST:PORT"),
         ((3, None, None), SLURM, "--nodes is 3, but Slurm has 2: n1, n2"),
         ((2, None, None), {"TF_CONFIG": "{"}, "TF_CONFIG must list the machines .*'{'"),
     ],

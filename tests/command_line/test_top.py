@@ -71,8 +71,8 @@ def test_a_running_job_is_found_and_shown(launcher: Launcher, tmp_path: Path) ->
     found = [json.loads(line.removeprefix("RAN ")) for line in lines]
     once, by_address, as_json, none, no_secret, wrong, known = found
     for shown in (once, by_address):
-        rows = [line for line in shown.splitlines() if "process " in line]
-        assert len(rows) >= 2, shown
+        rows = [line for line in shown.splitlines() if line.rstrip().endswith("MiB")]
+        assert len(rows) == 2, shown
         assert "train.py:" in shown and "MiB" in shown and "train.py" in shown
         assert "Last checkpoint:" in shown and "step 3" in shown
         assert str(folder) in shown.replace("\n", "")
@@ -81,10 +81,10 @@ def test_a_running_job_is_found_and_shown(launcher: Launcher, tmp_path: Path) ->
     assert workers[0]["waits_in"] == "" and "lambda" in workers[1]["waits_in"]
     assert all(row["memory"] > 2**20 and 0 <= row["occupied"] <= 1 for row in workers)
     assert all("mark" not in row for row in workers)
-    assert "runs no job of yours on this machine" in none
+    assert "No job of yours" in none
     assert "worker 0 has a secret, but this process has none" in no_secret
     assert "worker 0 has a different secret from this process" in wrong
-    assert "process " in known and "Error" not in known
+    assert "MiB" in known and "Error" not in known
 
 
 @pytest.fixture
@@ -138,7 +138,7 @@ def test_errors_say_what_to_type(monkeypatch: pytest.MonkeyPatch) -> None:
     code, text = run_top("--once")
     assert code == 1 and "mirrax top HOST:PORT" in text.replace("\n", " ")
     code, text = run_top("nowhere")
-    assert code == 2 and "'nowhere' is no address such as 10.0.0.5:12345" in text
+    assert code == 2 and "'nowhere' is not an address such as 10.0.0.5:12345" in text
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
     for arguments in (["--once"], []):
@@ -171,10 +171,10 @@ def picture(**of_worker_1: Any) -> dict[str, Any]:
     return {"workers": rows, "has_started": True, "failure": None, "saved": None}
 
 
-def shown(content: dict[str, Any]) -> str:
+def shown(content: dict[str, Any], width: int = 200) -> str:
     from rich.console import Console
 
-    console = Console(width=200)
+    console = Console(width=width)
     with console.capture() as captured:
         console.print(top.table_of(a_job(), content))
     return captured.get()
@@ -183,8 +183,11 @@ def shown(content: dict[str, Any]) -> str:
 def test_a_row_says_what_a_worker_does() -> None:
     text = shown(picture(step=1190, waits_in="train_step(float32[256, 784])"))
     assert "train_step(float32[256, 784])" in text and "3.0 GiB" in text
-    first, second = (line for line in text.splitlines() if "process 1" in line)
-    assert first.split("│")[5].strip() == "0" and second.split("│")[5].strip() == "10"
+    first, second = (line.split() for line in text.splitlines() if "train.py:3" in line)
+    assert first[:5] == ["0", "1", "1,200", "2", "0"]
+    assert second[:5] == ["1", "1", "1,190", "2", "10"]
+    text = shown(picture(process="process 1 on b"))
+    assert "1 on a" in text and "1 on b" in text
     assert "°C" not in text and "device memory" not in text and "No checkpoint" in text
     text = shown(picture(celsius=71, device_memory=5 << 30, device_limit=80 << 30))
     assert "71" in text and "5.0 GiB of 80.0 GiB" in text
@@ -193,8 +196,14 @@ def test_a_row_says_what_a_worker_does() -> None:
     failed = picture() | {"failure": "worker 1 is gone"}
     failed["saved"] = {"path": "/c/ckpt-3", "step": 30, "seconds": 150.0}
     text = shown(failed)
-    assert "Last checkpoint: /c/ckpt-3, step 30, 2 min ago" in text
+    assert "Last checkpoint: /c/ckpt-3, written at step 30, 2 min ago" in text
     assert "Failed: worker 1 is gone" in text
+
+
+def test_on_a_narrow_terminal_only_the_program_is_cut() -> None:
+    text = shown(picture(waits_in="train_step(float32[256, 784], int32[256])"), 80)
+    assert len(text.splitlines()) == 6, text  # no row is broken
+    assert "train.py:3" in text and "1,200" in text and "train_…" in text
 
 
 def test_who_has_not_joined_is_shown() -> None:

@@ -199,7 +199,17 @@ def test_arguments_that_make_no_metric(make, message):
         (
             lambda m: m.Precision(class_id=1),
             (np.zeros(2), np.zeros(2)),
-            r"`class_id=1` needs a score for each class, got .*\(2,\)",
+            r"`class_id=1` needs a score for each class up to that one, got .*\(2,\)",
+        ),
+        (
+            lambda m: m.Precision(class_id=3),
+            (np.zeros((2, 3)), np.zeros((2, 3))),
+            r"`class_id=3` needs .*\(2, 3\)",
+        ),
+        (
+            lambda m: m.ConfusionMatrix(0),
+            (),
+            "`num_classes` must be a positive integer, got 0",
         ),
         (
             lambda m: m.Recall(top_k=4),

@@ -48,7 +48,7 @@ def test_drift_and_nan_of_another_worker(two_by_two: Pool) -> None:
         "the other 3\n" in drifted
     )
     assert nan == (
-        "There are values that are not finite at step 7:\n"
+        "Found NaN or infinite values at step 7:\n"
         "  ['log'] (float32[]): 1 NaN on replica 2 (CPU:0 of worker 1)"
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import jax
@@ -62,13 +62,18 @@ def resolve_devices(devices: Sequence[DeviceLike] | None) -> tuple[Device, ...]:
     """The devices for a strategy: those named, or all accelerators, or all CPUs."""
     if isinstance(devices, DeviceLike):
         devices = [devices]
+    if not isinstance(devices, Iterable | None):
+        raise TypeError(
+            f"`devices` must be a list such as ['GPU:0', 'GPU:1'], got {devices!r}."
+        )
     devices = devices or jax.local_devices()
     parsed = [_parse(device) for device in devices]
     cpus = [p[1] for p in parsed if isinstance(p, tuple) and p[0] == "CPU"]
-    logical.ensure_cpu_devices(1 + max(cpus, default=0))
+    num_cpus = 1 + max(cpus, default=0)
+    logical.ensure_cpu_devices(num_cpus)
     found: dict[Device, DeviceLike] = {}
     for spec, given in zip(parsed, devices):
-        device = _find(spec, given)
+        device = _find(spec, given, num_cpus)
         if device in found:
             raise ValueError(
                 f"Duplicate in `devices`: {device_name(device)} is given twice, as {_show(found[device])} "
@@ -92,7 +97,7 @@ def _parse(device: DeviceLike) -> tuple[str, int] | Device:
     return match["kind"].upper(), int(match["index"])
 
 
-def _find(spec: tuple[str, int] | Device, given: DeviceLike) -> Device:
+def _find(spec: tuple[str, int] | Device, given: DeviceLike, num_cpus: int) -> Device:
     if isinstance(spec, Device):
         return spec
     kind, index = spec
@@ -107,7 +112,7 @@ def _find(spec: tuple[str, int] | Device, given: DeviceLike) -> Device:
     if kind == "CPU":
         hint = (
             f" JAX had already started with {len(devices)} CPU device(s): call "
-            f"mx.config.set_logical_device_configuration(cpu={index + 1}) before anything "
+            f"mx.config.set_logical_device_configuration(cpu={num_cpus}) before anything "
             f"uses JAX's devices."
         )
     raise ValueError(

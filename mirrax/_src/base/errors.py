@@ -59,7 +59,7 @@ def users_line(thread: threading.Thread | None = None) -> str:
     while frame is not None and _is_library(frame.f_code.co_filename):
         frame = frame.f_back
     if frame is None:
-        return "its end"
+        return "shutdown"
     return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
 
 

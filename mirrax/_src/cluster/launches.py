@@ -7,6 +7,8 @@ import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from mirrax._src.cluster.roster_server.describing import describe_difference
+
 # A program's number, a checksum of what all up to it were, and what it was itself.
 Mark = list[Any]
 _BETWEEN_MARKS = 16
@@ -56,12 +58,12 @@ class Launches:
             if len(self.marks) > _MOST_MARKS:
                 del self.marks[next(iter(self.marks))]
 
-    def difference(self, theirs: Mark) -> str | None:
-        """What another worker ran in place of what this one did, if it can be told."""
+    def difference(self, theirs: Mark, me: str) -> str | None:
+        """What another worker ran instead of what this one, `me`, did, if that is known."""
         own = self.marks.get(theirs[0])
         if own is None or own[1] == theirs[1]:
             return None
-        return f"{theirs[2]} there, {own[2]} here, or before them (program {own[0]})"
+        return describe_difference(own[0], theirs[2], own[2], me)
 
     def watch(
         self, label: str, program: Callable[[Any], list[Any]], arrays: Any

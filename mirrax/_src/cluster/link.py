@@ -50,7 +50,7 @@ class Link:
         """Connects, and says hello; false if nobody of ours is there yet.
 
         Raises:
-            RuntimeError: If the roster has another secret.
+            RuntimeError: If the roster has a different secret.
         """
         if not self._ask(worker, "hello", {"worker": worker, "facts": facts}):
             return False
@@ -64,7 +64,7 @@ class Link:
         """What the roster knows of all workers, without being one; None if it is not there.
 
         Raises:
-            RuntimeError: If the roster has another secret.
+            RuntimeError: If the roster has a different secret.
         """
         if not self._ask(_ONLOOKER, "look", None):
             return None

@@ -43,7 +43,7 @@ def find_nodes(
         ValueError: If something is missing or does not fit.
     """
     known = Nodes(-1, (), 0)
-    source = "neither TF_CONFIG nor Slurm describes one"
+    source = "neither TF_CONFIG nor Slurm describes the job"
     if rank is None or master is None:
         known, source = _found(environment) or (known, source)
         if known.hosts and len(known.hosts) != count:
@@ -92,5 +92,5 @@ def _found(environment: Mapping[str, str]) -> tuple[Nodes, str] | None:
 def _host_and_port(address: str) -> tuple[str, int]:
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal():
-        raise ValueError(f"{address!r} is no address; write HOST:PORT.")
+        raise ValueError(f"{address!r} is not an address; write HOST:PORT.")
     return host, int(port)

@@ -37,10 +37,10 @@ class Pace:
 
 def describe_silence(seconds: float, used: float, heartbeat: float) -> str:
     """What has kept this worker from reporting for so long, by the processor time it used."""
-    why = "the process was stopped, or the machine had no time or memory for it"
+    why = "the process was suspended, or the machine was overloaded or out of memory"
     if used > seconds / 2:
-        why = f"one call has kept Python busy, at {users_line(threading.main_thread())}"
+        why = f"one call kept Python busy, at {users_line(threading.main_thread())}"
     return (
         f"could not report for {seconds:.0f} s, in which it used {used:.0f} s of processor "
-        f"time: {why}. After {heartbeat:g} s it counts as lost (`heartbeat`)."
+        f"time: {why}. After {heartbeat:g} s it is considered lost (`heartbeat`)."
     )

@@ -112,8 +112,8 @@ class Roster:
             if time.monotonic() > deadline:
                 raise UnavailableError(
                     f"{self._me()} has waited {timeout:g} s for {self.names[0]}, "
-                    f"{self._link.problem} ({self._link}). Is it started, and is its address "
-                    "right?",
+                    f"{self._link.problem} ({self._link}). Has it been started, and is its "
+                    "address right?",
                     (0,),
                 )
             if time.monotonic() > next_line:
@@ -134,7 +134,7 @@ class Roster:
                     missing = tuple(self._missing)
                     text = (
                         f"{self.names[self.worker]} has waited {timeout:g} s for "
-                        f"{self._show(missing)}, which did not come. Start all workers of the "
+                        f"{self._show(missing)}, which did not join. Start all workers of the "
                         "cluster, or correct their number."
                     )
                     self._link.send("gave_up", {"workers": missing, "text": text})
@@ -164,7 +164,7 @@ class Roster:
             body()
         except Exception as error:
             say("".join(traceback.format_exception(error)))
-            text = f"{self._me()} has a fault in its own watch over workers: {error!r}."
+            text = f"{self._me()}: internal error in the worker monitor: {error!r}."
             self._fail(UnavailableError(text, (self.worker,)))
 
     def _listen(self) -> None:
@@ -173,9 +173,9 @@ class Roster:
             self._hear(kind, content)
         if not self._has_left and self.failure is None:
             text = (
-                "The roster is gone: the process that watches over the workers, beside "
+                "The roster is gone: the process that monitors the workers, beside "
                 f"{self._describe(0, is_start=False)}. It was killed, ran out of memory, or its "
-                "machine is gone. Nobody can tell whether that worker is."
+                "machine is down. Whether that worker is still alive is unknown."
             )
             say(text)  # JAX is about to abort this process
             self._fail(UnavailableError(text))
@@ -248,7 +248,7 @@ class Roster:
                 self._fail(
                     UnavailableError(
                         f"{self._describe(0)} has not answered for {silence:.0f} s: its machine "
-                        "or the network to it is gone.",
+                        "or the network to it is down.",
                         (0,),
                     )
                 )
@@ -297,7 +297,7 @@ class Roster:
         assert self.failure is not None
         self._exit_soon(LOST_EXIT_CODE)
         place = f" It was here:\n{where}" if where else ""
-        say(f"{self.failure}\n{self._me()} cannot go on and ends.{place}")
+        say(f"{self.failure}\n{self._me()} cannot continue and exits.{place}")
         write_report(self.failure, where=where)
         with contextlib.suppress(OSError, ValueError):
             sys.stdout.flush()
@@ -373,7 +373,7 @@ class Roster:
             need = wanted() if wanted is not None else True
             if need is None:
                 self._link.send("withdraw", name)
-                raise UnavailableError(f"Nobody waits for {name} any more.")
+                raise UnavailableError(f"No worker waits for {name} any more.")
             if not need:
                 start, next_line = now, now + _LINE_SECONDS
                 continue
@@ -381,7 +381,7 @@ class Roster:
                 missing = self._waiting.get(name, [])
                 self._accuse(
                     missing[0] if missing else 0,
-                    f"has not come for {now - start:.0f} s, while {self.names[self.worker]} "
+                    f"has not arrived for {now - start:.0f} s, while {self.names[self.worker]} "
                     f"waits for it ({name}).",
                 )
                 self.wait_for_failure(2 * _BEAT_SECONDS)
@@ -392,8 +392,8 @@ class Roster:
         if agreement.values is None:
             self.check()
             raise UnavailableError(
-                f"There is no agreement on {name}: {agreement.why}. All workers have to leave "
-                "their loops at the same step."
+                f"The workers did not agree on {name}: {agreement.why}. All workers have to "
+                "leave their loops at the same step."
             )
         return agreement.values
 
@@ -417,8 +417,8 @@ class Roster:
                 self.check()
                 if time.monotonic() > deadline:
                     raise UnavailableError(
-                        f"{self._describe(0)} has not {name} for {self.step_timeout:g} s, for "
-                        f"which {self._me()} waits.",
+                        f"{self._describe(0)} has not {name} within {self.step_timeout:g} s, "
+                        f"while {self._me()} waits for it.",
                         (0,),
                     )
                 self._changed.wait(_LOOK_SECONDS)
@@ -459,7 +459,8 @@ class Roster:
         self._exit_soon(code)
         alive = [t.name for t in threading.enumerate() if not t.daemon]
         say(
-            f"{self._me()} has failed, but is kept by the thread(s) {', '.join(alive)}."
+            f"{self._me()} has failed, but was kept alive by these threads: "
+            f"{', '.join(alive)}."
         )
         os._exit(code)
 
@@ -479,7 +480,7 @@ class Roster:
             self._link.send("bye", {"runs": self.runs, "mark": launches.last.mark})
             with (
                 self._changed
-            ):  # it may have run other programs than those that ended before
+            ):  # it may have run different programs from those that ended before
                 self._changed.wait_for(
                     lambda: self.failure is not None or self.worker in self._ended,
                     _BEAT_SECONDS,

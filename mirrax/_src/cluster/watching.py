@@ -56,7 +56,7 @@ class Watch:
                 found.append(self.needs(k, step))
             elif since > step_timeout:
                 text = (
-                    f"has not come for {since:.0f} s, while {self._own_place(step)}. Raise "
+                    f"has not arrived for {since:.0f} s, while {self._own_place(step)}. Raise "
                     "`step_timeout` if it has that much to do alone."
                 )
                 found.append((k, text))
@@ -88,11 +88,8 @@ class Watch:
         """What another worker runs in place of what this one does; "" if it is the same."""
         mine, me = launches.last, self._names[self._worker]
         mark = status["mark"]
-        if other := mark and mine.difference(mark):
-            return (
-                f"ran different programs from {me}: {other}. All workers have to take the "
-                "same steps with the same shapes and dtypes."
-            )
+        if other := mark and mine.difference(mark, me):
+            return other
         is_stuck = status["is_busy"] and mine.is_busy()
         if (
             is_stuck
@@ -101,7 +98,7 @@ class Watch:
             and time.monotonic() - mine.time > _SURE_SECONDS
         ):
             return (
-                f"runs another program: {status['label']} there, {mine.label} on {me}. All "
+                f"is running a different program: {status['label']} there, {mine.label} on {me}. All "
                 "workers have to take the same steps."
             )
         return ""

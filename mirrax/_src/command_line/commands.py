@@ -81,33 +81,53 @@ def commands() -> None:
     "--workers",
     type=_Sizes(),
     default="1",
-    help="How many workers to start on this machine, which divide its GPUs; one has all of "
-    "them. MIN:MAX is short for MAX with --min-workers MIN.",
+    help="How many workers to start on this machine. They divide its GPUs; a single one gets "
+    "all of them. MIN:MAX is short for --workers MAX --min-workers MIN.",
 )
 @click.option(
     "--min-workers",
     type=_positive,
     metavar="N",
-    help="Goes on without a worker that has failed in two attempts in a row, as long as N are "
-    "left. Needs --max-restarts.",
+    help="Continue without a worker that has failed in two attempts in a row, as long as N "
+    "are left. Needs --max-restarts of at least 2.",
 )
 @click.option(
     "--devices-per-worker",
     type=_positive,
-    help="Logical CPU devices of each worker; on GPUs how many each worker gets (all "
-    "visible ones are divided if it is not given).",
+    metavar="N",
+    help="Logical CPU devices of each worker; with GPUs, how many each worker gets (by default "
+    "all visible ones are divided).",
+)
+@click.option(
+    "--nodes",
+    type=_positive,
+    metavar="N",
+    help="How many machines the job has. Run this command on each with the same options; "
+    "what the next two leave out is taken from TF_CONFIG or Slurm.",
+)
+@click.option(
+    "--node-rank",
+    type=click.IntRange(min=0),
+    metavar="K",
+    help="The number of this machine, counting from 0.",
+)
+@click.option(
+    "--master",
+    metavar="HOST:PORT",
+    help="The first machine, and a free port there that the others can reach.",
 )
 @click.option(
     "--max-restarts",
     type=click.IntRange(min=0),
     default=0,
-    help="How often to start all workers anew after a failure. The script goes on from its "
-    "last checkpoint.",
+    metavar="N",
+    help="How often to restart all workers after a failure. The script has to resume from "
+    "its last checkpoint.",
 )
 @click.option(
     "--log-dir",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Where the workers' logs are kept, worker-0.log and so on. Without it they are in "
+    help="Where the workers' logs are kept, worker-0.log and so on. By default they are in "
     "$XDG_STATE_HOME/mirrax/runs (~/.local/state), and removed after a success.",
 )
 @click.option(
@@ -115,41 +135,27 @@ def commands() -> None:
     type=_positive,
     default=100,
     metavar="MIB",
-    help="A longer log is continued in a new file; the last three are kept as "
+    help="When a log is this long it is continued in a new file; the last three are kept as "
     "worker-0.log.1 and so on.",
 )
 @click.option(
     "--platform",
     type=click.Choice(["cpu", "gpu"]),
-    help="What the workers run on; JAX chooses if it is not given.",
+    help="What the workers run on; by default JAX chooses.",
 )
 @click.option(
     "--grace-after-failure",
     type=_seconds,
     default=10,
     metavar="SECONDS",
-    help="How long the others may go on when one has failed.",
+    help="How long the other workers may keep running after one has failed.",
 )
 @click.option(
     "--grace-after-signal",
     type=_seconds,
     default=60,
     metavar="SECONDS",
-    help="How long workers may save when this command has got SIGTERM or Ctrl-C.",
-)
-@click.option(
-    "--nodes",
-    type=_positive,
-    help="How many machines the job has. Start this command on each, with the same options; "
-    "what the next two do not say is taken from TF_CONFIG or Slurm.",
-)
-@click.option(
-    "--node-rank", type=click.IntRange(min=0), help="Which machine this is, from 0 on."
-)
-@click.option(
-    "--master",
-    metavar="HOST:PORT",
-    help="The first machine, and a free port there that the others can reach.",
+    help="How long workers may take to save after this command receives SIGTERM or Ctrl-C.",
 )
 @click.option("-m", "is_module", is_flag=True, help="SCRIPT is a module's name.")
 @click.argument("script", type=click.Path())  # whose names a shell can complete
@@ -171,10 +177,10 @@ def run(
     script: str,
     arguments: tuple[str, ...],
 ) -> None:
-    """Runs a script on workers on this machine, or on this machine's share of a cluster.
+    """Runs a script on workers: on this machine, or on several.
 
     Each worker runs `python SCRIPT ARGUMENTS` with a TF_CONFIG of its own, as
-    mx.distribute.MultiWorkerMirroredStrategy() reads it. If one fails, the others are ended,
+    mx.distribute.MultiWorkerMirroredStrategy() reads it. If one fails, the others are stopped,
     and the failing worker's own traceback is shown last. Exit codes: that of the first
     failure; 128 + n for signal n; 42 if the workers were told to stop and have saved.
     """
@@ -233,9 +239,9 @@ def _nodes(
     type=_positive,
     help="Measure between so many local workers, with --devices each.",
 )
-@click.option("--json", "as_json", is_flag=True, help="JSON in place of tables.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
 def info(devices: int | None, workers: int | None, as_json: bool) -> None:
-    """Versions, devices, the cluster, threads, and how fast collectives are here."""
+    """Shows versions, devices, the cluster, and how fast collectives are."""
     # Here, because they use JAX, and a launcher should not.
     from mirrax._src.command_line import info as collecting
     from mirrax._src.command_line import tables

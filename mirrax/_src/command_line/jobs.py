@@ -42,7 +42,7 @@ def state_directory() -> Path:
 
 @contextlib.contextmanager
 def announced(job: Job) -> Iterator[None]:
-    """Has the job found while it runs; where that cannot be written it runs all the same."""
+    """Lets `mirrax top` find the job while it runs; if that fails, the job runs all the same."""
     path = None
     with contextlib.suppress(OSError, RuntimeError):  # no home, a full disk
         path = _directory() / f"{socket.gethostname()}-{job.pid}.json"

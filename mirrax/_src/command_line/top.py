@@ -25,13 +25,13 @@ _SILENT_SECONDS = 5.0
 
 @click.command()
 @click.argument("address", required=False)
-@click.option("--once", is_flag=True, help="Print one table, and end.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON once, and end.")
+@click.option("--once", is_flag=True, help="Print one table and exit.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON once and exit.")
 def top(address: str | None, once: bool, as_json: bool) -> None:
-    """Shows what each worker of a running job does, how fast, and who is behind.
+    """Shows the workers of a running job: step, speed, who is behind.
 
-    Without ADDRESS it finds the job that `mirrax run` runs on this machine. ADDRESS is that
-    of worker 0, HOST:PORT as in TF_CONFIG; if the job has a secret, MIRRAX_SECRET or
+    Without ADDRESS it finds the job that `mirrax run` has started on this machine. ADDRESS is
+    that of worker 0, HOST:PORT as in TF_CONFIG; if the job has a secret, MIRRAX_SECRET or
     MIRRAX_SECRET_FILE has to be set as on the workers.
     """
     if once or as_json:
@@ -60,14 +60,14 @@ def find_job(address: str | None) -> Job:
         return known[0] if known else Job(address, "", "", "", 0)
     if not jobs:
         raise click.ClickException(
-            "`mirrax run` runs no job of yours on this machine. For a job that was started "
-            "in another way, or elsewhere, give the address of its worker 0: mirrax top "
-            "HOST:PORT."
+            "No job of yours that `mirrax run` has started is running on this machine. For a "
+            "job that was started in another way, or elsewhere, give the address of its "
+            "worker 0: mirrax top HOST:PORT."
         )
     if len(jobs) > 1:
         lines = [f"  mirrax top {job.address}   {job.command}" for job in jobs]
         raise click.ClickException(
-            "Several jobs run on this machine. Choose one:\n" + "\n".join(lines)
+            "Several jobs are running on this machine. Choose one:\n" + "\n".join(lines)
         )
     return jobs[0]
 
@@ -76,7 +76,7 @@ def look(job: Job) -> dict[str, Any] | None:
     """What the job's roster says; None if it is not there.
 
     Raises:
-        ClickException: If it has another secret.
+        ClickException: If it has a different secret.
     """
     try:
         return Link(_split(job.address), job.secret or read_secret()).look()
@@ -87,7 +87,7 @@ def look(job: Job) -> dict[str, Any] | None:
 def _split(address: str) -> tuple[str, int]:
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():
-        raise click.UsageError(f"{address!r} is no address such as 10.0.0.5:12345.")
+        raise click.UsageError(f"{address!r} is not an address such as 10.0.0.5:12345.")
     return host.strip("[]"), int(port)
 
 
@@ -95,7 +95,7 @@ def _nobody(job: Job) -> str:
     text = f"No roster answers at {job.address}."
     if job.pid:
         return f"{text} The job's workers are starting, or it has one worker only."
-    return f"{text} Is that the address of worker 0, and does the job run?"
+    return f"{text} Is that the address of worker 0, and is the job running?"
 
 
 def _print(job: Job, picture: dict[str, Any]) -> None:
@@ -133,24 +133,36 @@ def _show_live(address: str | None) -> None:
 
 def table_of(job: Job, picture: dict[str, Any]) -> RenderableType:
     """A row for each worker, and what concerns all below it."""
+    from rich.box import SIMPLE_HEAD
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
 
     workers = picture["workers"]
     most = max((row.get("step", 0) for row in workers), default=0)
-    rows = [_row(row, most) for row in workers]
-    table = Table(title=Text(f"{job.address}  {job.command}".strip()))
+    rows = _without_host([_row(row, most) for row in workers])
+    table = Table(
+        title=Text(f"{job.address}  {job.command}".strip()),
+        title_justify="left",
+        box=SIMPLE_HEAD,
+        show_edge=False,
+        padding=(0, 1, 0, 0),
+    )
+    shown = []
     for k, (title, is_number) in enumerate(_COLUMNS):
-        if any(row[k] for row in rows):  # such as temperatures, where there are none
-            table.add_column(title, justify="right" if is_number else "left")
-    shown = [k for k in range(len(_COLUMNS)) if any(row[k] for row in rows)]
+        # What no worker has is left out, such as temperatures; the program comes and goes.
+        if title == _PROGRAM or any(row[k] for row in rows):
+            justify = "right" if is_number else "left"
+            table.add_column(title, justify=justify, no_wrap=title != _PROGRAM)
+            shown.append(k)
     for row in rows:
-        table.add_row(*(Text(row[k]) for k in shown))
+        # A program's label is cut where there is no room for it; all else stays whole.
+        table.add_row(*(Text(row[k], no_wrap=True, overflow="ellipsis") for k in shown))
     lines = [Text(line) for line in _lines(picture)]
     return Group(table, *lines)
 
 
+_PROGRAM = "program"
 _COLUMNS = (
     ("worker", True),
     ("process", False),
@@ -158,8 +170,8 @@ _COLUMNS = (
     ("steps/s", True),
     ("behind", True),
     ("occupied", True),
-    ("is in", False),
-    ("at", False),
+    (_PROGRAM, False),
+    ("line", False),
     ("memory", True),
     ("device memory", True),
     ("°C", True),
@@ -167,14 +179,14 @@ _COLUMNS = (
 
 
 def _row(row: dict[str, Any], most: int) -> list[str]:
-    who = str(row.get("process") or row["address"])
+    who = str(row.get("process") or row["address"]).removeprefix("process ")
     if "step" not in row:
         what = {"missing": "has not joined yet", "joined": "has joined"}
         state = what.get(row["state"], str(row["state"]))
         return [str(row["worker"]), who, *[""] * 4, state, *[""] * 4]
     doing = row.get("waits_in", "")
     if row["state"] in ("ended", "gone"):
-        doing = {"ended": "program done", "gone": "process gone"}[row["state"]]
+        doing = {"ended": "done", "gone": "process gone"}[row["state"]]
     elif row["silent"] > _SILENT_SECONDS:
         doing = f"silent for {row['silent']:.0f} s"
     used, limit = row.get("device_memory"), row.get("device_limit")
@@ -194,11 +206,20 @@ def _row(row: dict[str, Any], most: int) -> list[str]:
     ]
 
 
+def _without_host(rows: list[list[str]]) -> list[list[str]]:
+    """The rows with processes' numbers alone if all of them are on one machine."""
+    parts = [row[1].partition(" on ") for row in rows]
+    if len({host for _, _, host in parts}) > 1:
+        return rows
+    return [[row[0], pid, *row[2:]] for row, (pid, _, _) in zip(rows, parts)]
+
+
 def _lines(picture: dict[str, Any]) -> list[str]:
     found = []
     if saved := picture["saved"]:
         ago = _ago(saved["seconds"])
-        found.append(f"Last checkpoint: {saved['path']}, step {saved['step']:,}, {ago}")
+        where = f"{saved['path']}, written at step {saved['step']:,}"
+        found.append(f"Last checkpoint: {where}, {ago}")
     elif picture["has_started"]:
         found.append("No checkpoint yet.")
     if picture["failure"]:

@@ -96,6 +96,7 @@ class Case:
             return self.end.describe()
         if len(error) > _LONGEST_REASON:
             error = f"{error[:_LONGEST_REASON].rstrip()}..."
+        error = error.removesuffix(":")  # more lines follow in the traceback
         return f"{error} (exit code {self.code})" if self.code != 1 else error
 
     def traceback(self) -> str:

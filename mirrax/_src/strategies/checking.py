@@ -117,9 +117,9 @@ def check_finite(mesh: ReplicaMesh | None, tree: PyTree, step: Any) -> None:
         told = mesh.cluster.agree("values that are not finite", wrong)
         wrong = list(dict.fromkeys(line for lines in told for line in lines))
     if wrong:
-        when = "" if step is None else f" at step {int(np.asarray(step))}"
+        when = "" if step is None else f" at step {np.asarray(step)}"
         raise FloatingPointError(
-            f"There are values that are not finite{when}:\n  {_lines(wrong)}"
+            f"Found NaN or infinite values{when}:\n  {_lines(wrong)}"
         )
 
 
@@ -148,8 +148,8 @@ def _arrays_in(tree: PyTree, path: str = "") -> Iterator[_Found]:
             yield from _arrays_in(leaf.variables, f"{name}.variables")
         elif not isinstance(leaf, _NO_ARRAYS) and not inspect.isroutine(leaf):
             raise TypeError(
-                f"{name or 'The value'} is a {type(leaf).__name__}, of which it is not known "
-                "what arrays it holds. Give its variables, as a list or a dict."
+                f"{name or 'The value'} is of type {type(leaf).__name__}, and which arrays it "
+                "holds is not known. Pass its variables, as a list or a dict."
             )
 
 
@@ -188,7 +188,7 @@ def _run(program: Any, mesh: ReplicaMesh, joined: list[Any]) -> np.ndarray:
 
 
 def _hashes(arrays: list[jax.Array]) -> list[jax.Array]:
-    """A replica's program: a number for each array, another one if a single bit is."""
+    """A replica's program: a hash of each array, which differs if a single bit does."""
     return [jnp.stack([_hash(_bits(array)) for array in arrays])[None]]
 
 
@@ -219,7 +219,7 @@ def _hash(words: jax.Array) -> jax.Array:
 
 
 def _of_all_workers(mesh: ReplicaMesh, rows: np.ndarray) -> np.ndarray:
-    """All replicas' rows; where all are equal, workers only tell each other one number."""
+    """All replicas' rows; workers whose copies are all equal exchange one number only."""
     if not mesh.spans_workers:
         return rows
     whole = functools.reduce(lambda a, b: (a * 31 + int(b)) % 2**61, rows[0], 0)

@@ -77,6 +77,11 @@ def _export(
     overwrite: bool,
 ) -> None:
     """Writes under another name first, which then takes the place of `path`."""
+    if not arrays and not values:
+        raise ValueError(
+            f"There is nothing to export to {path}: the checkpoint holds no variables, arrays "
+            "or numbers."
+        )
     path = Path(os.path.realpath(path))  # a link stays
     if path.exists() and not overwrite:
         raise FileExistsError(
@@ -118,7 +123,7 @@ def _write_orbax(
     empty = [name for name, array in arrays.items() if not array.size]
     if empty:
         raise ValueError(
-            f"Orbax cannot save arrays without elements: {', '.join(empty)}. Leave them out, "
+            f"Orbax cannot save empty arrays: {', '.join(empty)}. Leave them out, "
             "or export with `format='safetensors'`."
         )
     array_files.save_arrays(path, _nested({**arrays, **values}))
@@ -136,8 +141,9 @@ def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
                 break
         if not isinstance(inner, dict) or last in inner:
             raise ValueError(
-                f"{name!r} and another name are each other's beginning, so that they cannot "
-                "be nested. Rename one of them, or export with `format='safetensors'`."
+                f"{name!r} and another array cannot be nested, because the path of one begins "
+                "with that of the other. Rename one of them, or export with "
+                "`format='safetensors'`."
             )
         inner[last] = value
     return tree

@@ -21,7 +21,7 @@ from mirrax._src.train.own_copies import OwnCopies
 class Metric:
     """What metrics share. Make them in the strategy's scope, update them in replicas.
 
-    A subclass makes its sums with `add_sum` and brings `update_state` and `result`. Inside a
+    A subclass makes its sums with `add_sum` and defines `update_state` and `result`. Inside a
     replica `result` is the replica's own; outside it is that of all replicas.
 
     Args:
@@ -58,15 +58,15 @@ class Metric:
     def update_state(self, *args: Any, **kwargs: Any) -> None:
         """Adds what one batch contributes."""
         raise NotImplementedError(
-            f"{type(self).__name__} does not say how it is updated."
+            f"{type(self).__name__} has to define `update_state`."
         )
 
     def result(self) -> jax.Array:
         """The value of all that has been added since the last reset."""
-        raise NotImplementedError(f"{type(self).__name__} does not say its result.")
+        raise NotImplementedError(f"{type(self).__name__} has to define `result`.")
 
     def reset_state(self) -> None:
-        """Begins anew, for the next epoch."""
+        """Sets the sums back to 0, for the next epoch."""
         for variable in self._sums.values():
             variable.assign(jnp.zeros(variable.shape, self.dtype))
 
@@ -200,8 +200,15 @@ def as_numbers(values: Any) -> jax.Array:
         return jnp.asarray(values)
     except TypeError:
         raise ValueError(
-            f"A metric adds arrays of numbers, got {type(values).__name__}."
+            f"A metric takes arrays of numbers, got {type(values).__name__}."
         ) from None
+
+
+def checked_count(name: str, given: int) -> int:
+    """A positive integer; raises for anything else."""
+    if not hasattr(given, "__index__") or given < 1:
+        raise ValueError(f"`{name}` must be a positive integer, got {given!r}.")
+    return given
 
 
 def same_rank(a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:

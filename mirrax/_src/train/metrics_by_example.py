@@ -13,13 +13,14 @@ from mirrax._src.train.metrics import (
     Mean,
     as_numbers,
     check_fit,
+    checked_count,
     labels_and_scores,
     same_rank,
 )
 
 
 class MeanMetricWrapper(Mean):
-    """The (weighted) mean of what a function says about each example.
+    """The (weighted) mean of what a function returns for each example.
 
     >>> def hinge(y_true, y_pred):
     ...     return jnp.maximum(0.0, 1.0 - y_true * y_pred)
@@ -119,7 +120,7 @@ class TopKCategoricalAccuracy(Mean):
 
     def __init__(self, k: int = 5, name: str | None = None, dtype: Any = None) -> None:
         super().__init__(name, dtype)
-        self.k = _checked_k(k)
+        self.k = checked_count("k", k)
 
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
         """Adds a batch of one-hot labels and of the scores of all classes."""
@@ -140,7 +141,7 @@ class SparseTopKCategoricalAccuracy(Mean):
         k: How many of the largest scores count.
         name: Shown in messages.
         dtype: The type of the sums.
-        from_sorted_ids: Whether predictions are the numbers of classes, best first, rather than
+        from_sorted_ids: Whether predictions are class ids, best first, rather than
             the scores of all classes.
     """
 
@@ -154,7 +155,7 @@ class SparseTopKCategoricalAccuracy(Mean):
         from_sorted_ids: bool = False,
     ) -> None:
         super().__init__(name, dtype)
-        self.k, self.from_sorted_ids = _checked_k(k), from_sorted_ids
+        self.k, self.from_sorted_ids = checked_count("k", k), from_sorted_ids
 
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
         """Adds a batch of labels and of the scores of all classes."""
@@ -290,8 +291,8 @@ def _one_hot_and_scores(y_true: Any, y_pred: Any) -> tuple[jax.Array, jax.Array]
     if y_true.shape != y_pred.shape or not y_true.ndim:
         raise ValueError(
             f"One-hot labels of shape {y_true.shape} do not fit scores of shape "
-            f"{y_pred.shape}. Labels that are numbers of classes go to the metric whose name "
-            "begins with Sparse."
+            f"{y_pred.shape}. For labels that are class ids use the metric whose name begins "
+            "with Sparse."
         )
     return y_true, y_pred
 
@@ -301,12 +302,6 @@ def _in_top_k(labels: jax.Array, scores: jax.Array, k: int) -> jax.Array:
     own = jnp.take_along_axis(scores, labels[..., None], axis=-1)
     own = jnp.where(jnp.isnan(own), -jnp.inf, own)
     return jnp.sum(scores > own, axis=-1) < k
-
-
-def _checked_k(k: int) -> int:
-    if not hasattr(k, "__index__") or k < 1:
-        raise ValueError(f"`k` must be a positive integer, got {k!r}.")
-    return k
 
 
 def _difference(y_true: Any, y_pred: Any, dtype: Any) -> jax.Array:

@@ -12,7 +12,14 @@ import numpy as np
 
 from mirrax._src.state.variable import Variable
 from mirrax._src.train.losses import match_rank
-from mirrax._src.train.metrics import Metric, add, as_numbers, check_fit, same_rank
+from mirrax._src.train.metrics import (
+    Metric,
+    add,
+    as_numbers,
+    check_fit,
+    checked_count,
+    same_rank,
+)
 
 SMALL = 1e-7  # Keras' epsilon
 _LOWEST = -1e10  # below all predictions that are among the top k
@@ -57,10 +64,10 @@ class _AtThresholds(Metric):
         if self.top_k is not None:
             y_pred = _only_top_k(y_pred, self.top_k)
         if self.class_id is not None:
-            if y_pred.ndim < 2:
+            if y_pred.ndim < 2 or not 0 <= self.class_id < y_pred.shape[-1]:
                 raise ValueError(
-                    f"`class_id={self.class_id}` needs a score for each class, got "
-                    f"predictions of shape {y_pred.shape}."
+                    f"`class_id={self.class_id}` needs a score for each class up to that one, "
+                    f"got predictions of shape {y_pred.shape}."
                 )
             y_true, y_pred, weights = (
                 x[..., self.class_id] for x in (y_true, y_pred, weights)
@@ -135,8 +142,8 @@ class F1Score(Metric):
         name: Shown in messages.
         dtype: The type of the sums.
         num_classes: The size of the last axis of labels and predictions; 1 if there is only
-            one column. (Keras learns it from the first batch; here it is needed to have a
-            checkpoint restored before that.)
+            one column. (Keras learns it from the first batch; here it is needed so that a
+            checkpoint can be restored before that.)
     """
 
     __module__ = "mirrax.metrics"
@@ -156,7 +163,8 @@ class F1Score(Metric):
                 f"{average!r}."
             )
         super().__init__(name, dtype)
-        self.average, self.threshold, self.num_classes = average, threshold, num_classes
+        self.average, self.threshold = average, threshold
+        self.num_classes = checked_count("num_classes", num_classes)
         shape = () if average == "micro" else (num_classes,)
         for each in ("true_positives", "false_positives", "false_negatives"):
             setattr(self, each, self.add_sum(each, shape))
@@ -171,7 +179,9 @@ class F1Score(Metric):
             )
         if self.threshold is None:
             is_largest = y_pred >= jnp.max(y_pred, axis=-1, keepdims=True)
-            said = is_largest & (jnp.abs(y_pred) > 1e-9)  # nothing is said by zeros
+            said = is_largest & (
+                jnp.abs(y_pred) > 1e-9
+            )  # a row of zeros predicts nothing
         else:
             said = y_pred > self.threshold
         said, y_true = said.astype(self.dtype), y_true.astype(self.dtype)
@@ -219,20 +229,20 @@ class ConfusionMatrix(Metric):
         self, num_classes: int, name: str | None = None, dtype: Any = None
     ) -> None:
         super().__init__(name, dtype or "int32")
-        self.num_classes = num_classes
+        self.num_classes = checked_count("num_classes", num_classes)
         self.matrix: Variable = self.add_sum("matrix", (num_classes, num_classes))
 
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
-        """Adds a batch of labels and predictions, both numbers of classes.
+        """Adds a batch of labels and predictions, both class ids.
 
-        Where one of the two is no class (negative, or `num_classes` and more) nothing is
-        counted.
+        Where one of the two is not a class (negative, or at least `num_classes`), nothing
+        is counted.
         """
         y_true, y_pred = same_rank(as_numbers(y_true), as_numbers(y_pred))
         if y_true.shape != y_pred.shape:
             raise ValueError(
                 f"Labels of shape {y_true.shape} do not fit predictions of shape "
-                f"{y_pred.shape}; both are numbers of classes (`jnp.argmax(scores, -1)`)."
+                f"{y_pred.shape}; both are class ids (`jnp.argmax(scores, -1)`)."
             )
         weights = jnp.ones(y_true.shape, self.dtype)
         if sample_weight is not None:

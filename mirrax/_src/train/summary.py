@@ -61,7 +61,7 @@ def create_file_writer(
         flush_millis: After how many milliseconds they are written at the latest; two minutes
             by default.
         filename_suffix: The end of the file's name.
-        name: Named an operation of a graph; nothing is called so here.
+        name: Accepted for TensorFlow, where it names an operation of a graph; not used.
 
     Raises:
         ModuleNotFoundError: If TensorBoard is not installed.
@@ -114,13 +114,13 @@ class SummaryWriter:
             _step.set(step)
 
     def flush(self) -> None:
-        """Writes what waits."""
+        """Writes the summaries that are waiting."""
         with self._lock:
             if self._file is not None:
                 self._file.flush()
 
     def close(self) -> None:
-        """Writes what waits and closes the file; later summaries are an error."""
+        """Writes the summaries that are waiting and closes the file; later ones are an error."""
         self._is_closed = True
         with self._lock:
             file, self._file = self._file, None
@@ -211,7 +211,7 @@ def histogram(
         name: What TensorBoard calls it.
         data: An array of any shape.
         step: An integer or a variable.
-        buckets: How many ranges of equal width are counted; 30 by default.
+        buckets: The number of ranges of equal width; 30 by default.
         description: Shown by TensorBoard; Markdown.
 
     Returns:
@@ -310,7 +310,7 @@ def text(
 
 
 def flush(writer: SummaryWriter | None = None) -> None:
-    """Writes what waits, of `writer` or of the default writer."""
+    """Writes the waiting summaries of `writer`, or of the default writer."""
     chosen = writer or _writer.get()
     if chosen is not None:
         chosen.flush()
@@ -365,8 +365,8 @@ def _write(kind: str, name: str, data: Any, step: Any, make: Callable[[], Any]) 
     if is_staging() or any(isinstance(leaf, Tracer) for leaf in leaves):
         raise RuntimeError(
             f"`mx.summary.{kind}({name!r}, ...)` is called in a function that is traced, where "
-            "values are not known yet. Return the value from the step, and write it outside: "
-            f"`mx.summary.{kind}({name!r}, strategy.run(step), step=i)`."
+            "values are not known yet. Return the value from the step, combine the replicas' "
+            "values with `strategy.reduce`, and write the result outside of `mx.function`."
         )
     writer = _writer.get()
     if writer is None or not should_record_summaries():
@@ -393,8 +393,8 @@ def _is_first() -> bool:
 def _as_array(kind: str, name: str, data: Any) -> np.ndarray:
     if isinstance(data, PerReplica):
         raise ValueError(
-            f"`mx.summary.{kind}({name!r}, ...)` is given a value that each replica has a part "
-            "of. Combine them first: `strategy.reduce('MEAN', value, axis=None)`."
+            f"`mx.summary.{kind}({name!r}, ...)` was given a per-replica value. Combine its "
+            "parts first: `strategy.reduce('MEAN', value, axis=None)`."
         )
     return np.asarray(data)
 

@@ -71,14 +71,14 @@ def _open(path: str) -> tuple[Any, str]:
         latest = tf.train.latest_checkpoint(path)
         if latest is None:
             raise FileNotFoundError(
-                f"There is no checkpoint of TensorFlow in {path}: neither a file "
+                f"There is no TensorFlow checkpoint in {path}: neither a file "
                 "`checkpoint` that names the latest one, nor a SavedModel. Give the prefix "
                 "that `save` returned."
             )
         path = latest
     if not tf.io.gfile.exists(f"{path}.index"):
         raise FileNotFoundError(
-            f"There is no checkpoint of TensorFlow at {path}: {path}.index does not exist. "
+            f"There is no TensorFlow checkpoint at {path}: {path}.index does not exist. "
             "Give the prefix that `save` returned, without .index or .data."
         )
     return tf.train.load_checkpoint(path), path
@@ -92,8 +92,8 @@ def _assign(
         if not isinstance(variable, Variable):
             raise TypeError(
                 f"`assign_to` maps names to variables, but {name!r} to a "
-                f"{type(variable).__name__}. Assign what is no `mx.Variable` from the arrays "
-                "that are returned without `assign_to`."
+                f"{type(variable).__name__}. Assign anything else from the arrays that are "
+                "returned without `assign_to`."
             )
         try:
             converted[name] = variable.convert(arrays[name])

@@ -135,14 +135,14 @@ class Connection(asyncio.BufferedProtocol):
             elif kind == "prove" and self._challenge is not None:
                 self._check(content)
             elif self._door.secret and self._proved is None:
-                self._send_away("It has to prove that it knows the job's secret first.")
+                self._send_away("It must first prove that it knows the job's secret.")
             elif kind == "look":
                 self.tell("job", picture_of(self._roster))
                 self.close()
             elif kind == "hello":
                 self._join(content)
             else:
-                self._send_away("It has to say hello first.")
+                self._send_away("It must say hello first.")
         except (json.JSONDecodeError, UnicodeDecodeError):
             self._refuse_line("that is not JSON")
         except Exception:  # nobody of ours, or out of turn
@@ -154,7 +154,7 @@ class Connection(asyncio.BufferedProtocol):
         assert self._challenge is not None
         challenges = self._challenge, str(content["challenge"])
         if not is_proof(content["proof"], secret, "worker", worker, challenges):
-            return self._send_away("It has another secret than the job's roster.")
+            return self._send_away("It has a different secret from the job's roster.")
         self._proved, self._longest = worker, LONGEST_LINE
         self._challenge = new_challenge()  # each is answered once
         self.tell("proved", proof_of(secret, "roster", worker, challenges))

@@ -1,4 +1,4 @@
-"""A worker in messages."""
+"""A worker in messages, and what it has run."""
 
 from __future__ import annotations
 
@@ -18,3 +18,20 @@ def describe_worker(
         parts.append(f"its log is {facts['log']}")
     name = facts.get("name") or f"worker {worker}"
     return f"{name.capitalize()} ({', '.join(parts)})"
+
+
+def describe_difference(count: int, theirs: str, own: str, me: str) -> str:
+    """How two workers differ whose first `count` programs are not the same.
+
+    `theirs` is what the other one ran last, `own` what `me` did.
+    """
+    if theirs == own:
+        found = (
+            f"one of the {count - 1} before {own} differs (`debug=True` shows which)"
+        )
+    else:
+        found = f"program {count} is {theirs} there and {own} on {me}"
+    return (
+        f"ran different programs from {me}: {found}. All workers have to take the same steps "
+        "with the same shapes and dtypes."
+    )

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .connection import Connection, line_of
-from .describing import describe_worker
+from .describing import describe_difference, describe_worker
 from .jax_service import start_service
 from .slowness import Slowness
 
@@ -83,14 +83,14 @@ class Roster:
         """Why a worker cannot join; "" if it can."""
         if facts["addresses"][1:] != self.addresses[1:]:
             return (
-                f"Worker {worker} was told of other workers than worker 0: "
-                f"{', '.join(facts['addresses'])} there, {', '.join(self.addresses)} here. "
-                "Give all workers the same cluster, and end those of an earlier job."
+                f"Worker {worker} has a different list of workers from worker 0: "
+                f"{', '.join(facts['addresses'])} there, {', '.join(self.addresses)} on "
+                "worker 0. Give all workers the same cluster, and end those of earlier jobs."
             )
         if worker in self.members:
             return (
-                f"There are two workers {worker}: another process has joined as this one. "
-                "Give every worker its own index."
+                f"Two processes have joined as worker {worker}. Give every worker its own "
+                "index."
             )
         return ""
 
@@ -106,7 +106,7 @@ class Roster:
         try:
             port = self.start_service()
         except Exception as error:
-            self.fail([0], f"JAX's coordination service does not start: {error}")
+            self.fail([0], f"JAX's coordination service cannot be started: {error}")
             return
         members = [self.members[k] for k in range(len(self.addresses))]
         addresses = members[0].facts["addresses"]
@@ -148,7 +148,7 @@ class Roster:
                 self.soft.add(content["name"])
             self.collect(worker, content["name"], content["value"], content["mark"])
         elif kind == "withdraw":
-            self.answer_none(content, f"worker {worker} has left it")
+            self.answer_none(content, f"worker {worker} gave it up")
         elif kind == "stop":
             if self.stopping is None:
                 self.stopping = {}
@@ -194,7 +194,7 @@ class Roster:
             if here != there:
                 self.fail(
                     [worker],
-                    f"{self.describe(worker)} has ended after {here} {what}, worker {other} "
+                    f"{self.describe(worker)} ended after {here} {what}, but worker {other} "
                     f"after {there}: their variables may differ. All workers have to take the "
                     "same steps.",
                 )
@@ -206,7 +206,7 @@ class Roster:
 
     def refuse(self, worker: int, what: str) -> None:
         """Fails because of a line of a worker's that cannot be read."""
-        text = f"the roster has refused a line {what}. This is a fault in mirrax."
+        text = f"the roster refused a message {what}. This is a bug in mirrax."
         self.fail([worker], f"{self.describe(worker)} has failed: {text}")
 
     def stop_if_all_reached(self) -> None:
@@ -261,12 +261,9 @@ class Roster:
         first, (count, checksum, label) = next(iter(marks.items()))
         for k, mark in marks.items():
             if mark[0] == count and mark[1] != checksum:
-                self.fail(
-                    [k],
-                    f"{self.describe(k)} has run other programs than worker {first}: {mark[2]} "
-                    f"there, {label} on worker {first}, or before them (program {count}). All "
-                    "workers have to take the same steps with the same shapes and dtypes.",
-                )
+                me = f"worker {first}"
+                what = describe_difference(count, mark[2], label, me)
+                self.fail([k], f"{self.describe(k)} {what}")
 
     def compare_with_history(self, worker: int, mark: list[Any]) -> None:
         """Compares with what another worker had run when it had run as many programs."""
@@ -376,8 +373,8 @@ class Roster:
             self.fail(
                 silent,
                 f"{self.describe(silent[0])} has not answered for {self.heartbeat:g} s: it is "
-                "stopped, or its machine or the network is gone, or one call has kept "
-                "Python busy for as long (then raise `heartbeat`).",
+                "suspended, its machine or the network is down, or one call has kept Python "
+                "busy for that long (then raise `heartbeat`).",
             )
 
     def look_for_slowest(self) -> None:
@@ -390,8 +387,8 @@ class Roster:
             worker, share = found
             self.members[0].connection.tell(
                 "say",
-                f"{self.describe(worker)} is the slowest: the others wait for it during "
-                f"{share:.0%} of the step.",
+                f"{self.describe(worker)} is the slowest: the others wait for it for "
+                f"{share:.0%} of each step.",
             )
 
     def fail(self, workers: list[int], text: str) -> None:
