@@ -364,6 +364,16 @@ def test_bad_gradient_accumulation_steps(steps):
         mx.train.Optimizer(optax.sgd(0.1), gradient_accumulation_steps=steps)
 
 
+def test_pairs_the_wrong_way_round(strategy, trained):
+    with pytest.raises(TypeError, match=r"gradient first.*Swap each pair"):
+        trained.optimizer.apply_gradients([(trained.second, jnp.ones(2))])
+
+
+def test_shard_state_is_a_boolean():
+    with pytest.raises(TypeError, match="`shard_state` must be True or False.*'yes'"):
+        mx.train.Optimizer(optax.sgd(0.1), shard_state="yes")  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("dtype", ["int32", jnp.int8, bool, "uint8"], ids=str)
 def test_a_reduce_dtype_that_is_no_float(dtype):
     with pytest.raises(ValueError, match="`reduce_dtype` must be a floating-point"):

@@ -24,6 +24,13 @@ def split_pairs(grads_and_vars: Any) -> tuple[list[Any], list[Variable]]:
             "`apply_gradients` takes pairs of a gradient and its variable, "
             f"`zip(gradients, variables)`, got {_show(grads_and_vars)}."
         ) from None
+    for first, second in pairs:
+        if is_variable(variable_of(first)) and not is_variable(variable_of(second)):
+            raise TypeError(
+                "`apply_gradients` takes the gradient first, then the variable, got "
+                f"(variable {variable_of(first).name!r}, {_show(second)}). Swap each pair: "
+                "`zip(gradients, variables)`."
+            )
     variables = own_variables(variable for _, variable in pairs)
     absent = [v.name for (gradient, _), v in zip(pairs, variables) if gradient is None]
     if absent:

@@ -71,7 +71,11 @@ class Transforming:
         import optax
 
         self.name = name
-        self.shard_state = bool(shard_state)
+        if not isinstance(shard_state, bool):
+            raise TypeError(
+                f"`shard_state` must be True or False, got {shard_state!r}."
+            )
+        self.shard_state = shard_state
         self._takes_extra = isinstance(
             transformation, optax.GradientTransformationExtraArgs
         )
