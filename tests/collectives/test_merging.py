@@ -161,3 +161,21 @@ def test_two_runs_and_code_between_them(two_cpus) -> None:
     expected = ROWS.mean(0) * (1 + 2 * total) + first.sum()
     np.testing.assert_allclose(second, expected, rtol=1e-6)
     np.testing.assert_allclose(v, 1 + 2 * total)
+
+
+def test_own_gradients_of_sums_are_kept_for_who_differentiates_a_run(two_cpus) -> None:
+    @jax.custom_vjp
+    def total(x: jax.Array) -> jax.Array:
+        return lax.psum(x, "replica")
+
+    total.defvjp(lambda x: (total(x), None), lambda _, cotangent: (100 * cotangent,))
+
+    @mx.function
+    def step(x: jax.Array) -> jax.Array:
+        return total(x)
+
+    def summed(x: jax.Array) -> jax.Array:
+        return two_cpus.reduce("sum", two_cpus.run(step, args=(x,)), axis=None)
+
+    for gradient in (jax.grad(summed), jax.grad(mx.function(summed))):
+        np.testing.assert_allclose(gradient(jnp.float32(3)), 200)
