@@ -89,8 +89,10 @@ class _Runs:
     axis: None = None
 
     def has(self, eqn: Any) -> bool:
-        is_map = eqn.primitive.name == "shard_map"
-        return is_map and eqn.params["mesh"] == self.mesh.mesh
+        params = eqn.params
+        # A user's own may have types that tell what varies between replicas.
+        is_ours = eqn.primitive.name == "shard_map" and not params.get("check_vma")
+        return is_ours and params["mesh"] == self.mesh.mesh
 
     def may_follow(self, eqn: Any, group: Sequence[Any], late: set[Any]) -> bool:
         """Whether the replicas of `group` have all that those of `eqn` take, as they do."""
