@@ -407,3 +407,14 @@ def test_a_variable_is_not_copied_inside_a_function_that_jax_traces(strategy):
     v = make(strategy, 1.0, name="v")
     with pytest.raises(RuntimeError, match="'v' is read inside a function that JAX"):
         jax.jit(lambda x: (copy.deepcopy(v), x)[1])(1.0)
+
+
+@both_engines
+def test_one_value_for_all_makes_copies_the_same_again(two_cpus, engine):
+    with two_cpus.scope():
+        v = mx.Variable([1.0, 2.0])
+    two_cpus.extended.update(v, lambda copy: copy.assign_add([1.0, 1.0]))
+    compile_if(engine, lambda: v.assign(jnp.asarray([5.0, 6.0])))()
+    read = two_cpus.run(mx.function(lambda: 2 * v.read_value()))
+    assert isinstance(read, mx.distribute.Mirrored)
+    assert copies(v) == [[5.0, 6.0], [5.0, 6.0]]

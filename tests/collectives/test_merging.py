@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from helpers.hlo import last_programs
 from jax import lax
+from jax.sharding import AxisType, Mesh, PartitionSpec
 
 import mirrax as mx
 from mirrax._src.engines.arguments import sort_arguments
@@ -161,3 +162,42 @@ def test_two_runs_and_code_between_them(two_cpus) -> None:
     expected = ROWS.mean(0) * (1 + 2 * total) + first.sum()
     np.testing.assert_allclose(second, expected, rtol=1e-6)
     np.testing.assert_allclose(v, 1 + 2 * total)
+
+
+def test_own_gradients_of_sums_are_kept_for_who_differentiates_a_run(two_cpus) -> None:
+    @jax.custom_vjp
+    def total(x: jax.Array) -> jax.Array:
+        return lax.psum(x, "replica")
+
+    total.defvjp(lambda x: (total(x), None), lambda _, cotangent: (100 * cotangent,))
+
+    @mx.function
+    def step(x: jax.Array) -> jax.Array:
+        return total(x)
+
+    def summed(x: jax.Array) -> jax.Array:
+        return two_cpus.reduce("sum", two_cpus.run(step, args=(x,)), axis=None)
+
+    for gradient in (jax.grad(summed), jax.grad(mx.function(summed))):
+        np.testing.assert_allclose(gradient(jnp.float32(3)), 200)
+
+
+def test_a_shard_map_of_the_users_own_stays_as_it_is(two_cpus) -> None:
+    devices = two_cpus.replica_mesh.devices
+    mesh = Mesh(np.array(devices), ("replica",), axis_types=(AxisType.Auto,))
+    split = PartitionSpec("replica")
+
+    @mx.function
+    def call(x: Any) -> Any:
+        own = jax.shard_map(
+            lambda part: lax.psum(part, "replica"),
+            mesh=mesh,
+            in_specs=split,
+            out_specs=PartitionSpec(),
+        )(x)
+        doubled = two_cpus.run(lambda part: 2 * part, args=(x,))
+        return own, two_cpus.reduce("sum", doubled, axis=None)
+
+    own, total = call(ROWS)
+    np.testing.assert_allclose(own, ROWS[:2] + ROWS[2:])
+    np.testing.assert_allclose(total, 4 * ROWS)

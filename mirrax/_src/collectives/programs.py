@@ -53,7 +53,12 @@ def launch(
     arrays = [array for array, _ in joined]
     layouts = tuple(layout for _, layout in joined)
     # Inside a function that is being traced it is a part of that one's program.
-    is_own = mesh.spans_workers and not any(isinstance(a, Tracer) for a in arrays)
+    is_part = any(isinstance(a, Tracer) for a in arrays)
+    frame = context.current().frame
+    if is_part and frame is not None and frame.mode.is_traced:
+        # Not as a call, which would have to be inlined (engines/merging.py).
+        return _mapped(program, mesh, layouts, specs)(arrays)
+    is_own = mesh.spans_workers and not is_part
     with launching:
         compiled = _compiled(program, mesh, layouts, specs)
         if is_own:
@@ -91,16 +96,21 @@ def _compare_once(mesh: ReplicaMesh, label: str) -> None:
 def _compiled(
     program: ReplicaProgram, mesh: ReplicaMesh, layouts: tuple[Layout, ...], specs: Any
 ) -> ReplicaProgram:
+    return jax.jit(_mapped(program, mesh, layouts, specs))
+
+
+def _mapped(
+    program: ReplicaProgram, mesh: ReplicaMesh, layouts: tuple[Layout, ...], specs: Any
+) -> ReplicaProgram:
     def body(arrays: list[jax.Array]) -> list[jax.Array]:
         return program(
             [a[0] if mesh.has_row(k) else a for a, k in zip(arrays, layouts)]
         )
 
     ins = ([mesh.spec(layout) for layout in layouts],)
-    mapped = jax.shard_map(
+    return jax.shard_map(
         body, mesh=mesh.mesh, in_specs=ins, out_specs=specs, check_vma=False
     )
-    return jax.jit(mapped)
 
 
 def first_of_all(arrays: list[jax.Array]) -> list[jax.Array]:

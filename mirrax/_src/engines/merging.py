@@ -35,8 +35,9 @@ from mirrax._src.engines.jaxprs import (
 )
 
 _Values = Mapping[Any, Any]
-# Calls that stay calls: inlined, XLA could keep what they are there to compute again.
-_RECOMPUTED = {"remat2", "checkpoint"}
+# Calls that stay calls: inlined, XLA could keep what they are there to compute again, and
+# whoever differentiates the program (`jax.grad` around `run`) would not find their rules.
+_KEPT = {"remat2", "checkpoint", "custom_jvp_call", "custom_vjp_call"}
 
 
 def eval_replica(
@@ -88,8 +89,10 @@ class _Runs:
     axis: None = None
 
     def has(self, eqn: Any) -> bool:
-        is_map = eqn.primitive.name == "shard_map"
-        return is_map and eqn.params["mesh"] == self.mesh.mesh
+        params = eqn.params
+        # A user's own may have types that tell what varies between replicas.
+        is_ours = eqn.primitive.name == "shard_map" and not params.get("check_vma")
+        return is_ours and params["mesh"] == self.mesh.mesh
 
     def may_follow(self, eqn: Any, group: Sequence[Any], late: set[Any]) -> bool:
         """Whether the replicas of `group` have all that those of `eqn` take, as they do."""
@@ -257,7 +260,7 @@ def _rewritten(eqn: Any, kind: _Kind) -> Any:
 
 def _inlinable(eqn: Any, kind: _Kind) -> Any:
     """The program that `eqn` only calls, if it holds what is done together; else None."""
-    inner = None if eqn.primitive.name in _RECOMPUTED else called(eqn)
+    inner = None if eqn.primitive.name in _KEPT else called(eqn)
     return inner if inner is not None and _holds(eqn, kind) else None
 
 

@@ -43,7 +43,9 @@ class MirroredVariable(DistributedVariable):
         return here.frame.read(self) if here.frame else self.concrete()
 
     def _assign_together(self, here: Context, value: Any, update: Update) -> None:
-        given = jax.tree.leaves((value, self._found(here)), is_leaf=is_leaf)
+        # One new value makes copies the same again, whatever they were.
+        given = value if update is None else (value, self._found(here))
+        given = jax.tree.leaves(given, is_leaf=is_leaf)
         if any(isinstance(x, PerReplica) for x in given):
             self._update_copies(value, update)
             return
