@@ -129,27 +129,10 @@ class _VariableType(type):
 
 
 @hides(
-    "become",
-    "check_not_lost",
-    "check_readable",
-    "concrete",
-    "convert",
-    "has_values",
-    "home_sharding",
-    "in_full",
-    "is_slot",
-    "to_save",
-    "written_layout",
-    "home",
-    "in_one_array",
-    "move_to",
-    "number",
-    "replace_array",
-    "store_agreed",
-    "store_local",
-    "stored",
-    "strategy",
-    "with_dtype",
+    *("become", "check_not_lost", "check_readable", "concrete", "convert"),
+    *("has_values", "home", "home_sharding", "in_full", "in_one_array", "is_slot"),
+    *("move_to", "number", "replace_array", "store_agreed", "store_local", "stored"),
+    *("strategy", "to_save", "with_dtype", "written_layout"),
 )
 class Variable(InParts, Atom, metaclass=_VariableType):
     """An array that can be assigned. In a strategy's scope, a copy on each device.
