@@ -25,10 +25,10 @@ def split_pairs(grads_and_vars: Any) -> tuple[list[Any], list[Variable]]:
             f"`zip(gradients, variables)`, got {_show(grads_and_vars)}."
         ) from None
     for first, second in pairs:
-        if is_variable(variable_of(first)) and not is_variable(variable_of(second)):
+        if is_variable(first) and isinstance(second, jax.Array):
             raise TypeError(
                 "`apply_gradients` takes the gradient first, then the variable, got "
-                f"(variable {variable_of(first).name!r}, {_show(second)}). Swap each pair: "
+                f"(variable {first.name!r}, {_show(second)}). Swap each pair: "
                 "`zip(gradients, variables)`."
             )
     variables = own_variables(variable for _, variable in pairs)
