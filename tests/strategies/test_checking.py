@@ -211,3 +211,10 @@ def test_where_it_cannot_be_called(name):
         strategy.run(lambda: check(v))
     with pytest.raises(RuntimeError, match=f"`strategy.{name}` looks at values"):
         mx.function(lambda: check(v))()
+
+
+@pytest.mark.parametrize("name", ["assert_in_sync", "check_numerics"])
+def test_a_name_is_not_what_it_names(name: str) -> None:
+    strategy = mx.MirroredStrategy(["CPU:0", "CPU:1"])
+    with pytest.raises(TypeError, match="nothing to check in the string 'w'"):
+        getattr(strategy, name)("w")

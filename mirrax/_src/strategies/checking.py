@@ -125,6 +125,11 @@ def check_finite(mesh: ReplicaMesh | None, tree: PyTree, step: Any) -> None:
 
 def _arrays_in(tree: PyTree, path: str = "") -> Iterator[_Found]:
     """Variables and arrays, also those of modules, optimizers and metrics."""
+    if isinstance(tree, str):
+        raise TypeError(
+            f"There is nothing to check in the string {tree!r}: pass the values themselves, "
+            "such as a variable, a list of variables or a model."
+        )
     leaves, _ = jax.tree_util.tree_flatten_with_path(
         opened(tree), is_leaf=lambda x: is_leaf(x) or foreign.is_module(x)
     )
