@@ -74,6 +74,24 @@ def in_order(lost: int, code: int | tuple[int, ...]) -> list[int | tuple[int, ..
     return [code if k == lost else FAILED for k in range(2)]
 
 
+# A monitor that fails ---------------------------------------------------------------------------
+
+
+def test_an_error_in_a_workers_own_monitor_is_told_to_all():
+    script = """
+        from mirrax._src.cluster.roster import Roster
+        if me == 1:
+            Roster._status = lambda self: 1 / 0
+        train(10_000, compiled)
+        """
+    with start(script, heartbeat=SECONDS_TO_HANG) as workers:
+        workers.expect_end(43, 43, within=LIMIT)
+        assert_named(
+            workers, 1, "has an internal error in its monitor: ZeroDivisionError"
+        )
+        assert "division by zero" in workers[1].output
+
+
 # Killed --------------------------------------------------------------------------------------
 
 PLACES = {

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import faulthandler
 import functools
+import os
+import re
 import sys
+import tempfile
 import threading
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from traceback import StackSummary
 from types import TracebackType
-from typing import Any, TypeVar, cast
+from typing import Any, BinaryIO, TypeVar, cast
 
 import jax
 
 _PACKAGE = str(Path(__file__).parents[2])
 _STDLIB = str(Path(threading.__file__).parent)
+_STACK_LINE = re.compile(r'File "(.*)", line (\d+) in (.*)')
 _warned: set[str] = set()
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
@@ -53,14 +59,45 @@ def renamed(new: str) -> Callable[[_Method], _Method]:
     return mark
 
 
-def users_line(thread: threading.Thread | None = None) -> str:
-    """The innermost line outside mirrax and JAX, here or in `thread`: `train.py:31`."""
-    frame = sys._current_frames().get(thread.ident or 0) if thread else sys._getframe(1)
+def users_line() -> str:
+    """The innermost line outside mirrax and JAX: `train.py:31`."""
+    frame = sys._getframe(1)
     while frame is not None and _is_library(frame.f_code.co_filename):
         frame = frame.f_back
-    if frame is None:
-        return "shutdown"
-    return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+    return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}" if frame else ""
+
+
+def main_threads_line() -> str:
+    """The innermost line outside mirrax and JAX where the main thread is; asked by another."""
+    for at in reversed(main_threads_stack()):
+        if not _is_library(at.filename):
+            return f"{Path(at.filename).name}:{at.lineno}"
+    return "shutdown"
+
+
+def main_threads_stack() -> StackSummary:
+    """Where the main thread is, innermost last; asked by another thread.
+
+    Following `f_back` of frames that another thread is running finds dead objects in CPython
+    3.11, now and then, and may crash it. `faulthandler` looks while no thread can run.
+    """
+    with _scratch_file() as file:
+        faulthandler.dump_traceback(file)
+        file.seek(0)
+        text = file.read().decode(errors="replace")
+    main = rf"hread 0x0*{threading.main_thread().ident:x} .*\n((?:  .*\n)*)"
+    found = re.search(main, text)
+    lines = _STACK_LINE.findall(found[1]) if found else []
+    return StackSummary.from_list(
+        [(file, int(line), name, None) for file, line, name in reversed(lines)]
+    )
+
+
+def _scratch_file() -> BinaryIO:
+    """In memory where the system can, so that a full disk changes nothing."""
+    if hasattr(os, "memfd_create"):
+        return os.fdopen(os.memfd_create("mirrax"), "w+b")
+    return cast(BinaryIO, tempfile.TemporaryFile())
 
 
 def line_of_error(error: BaseException) -> str:

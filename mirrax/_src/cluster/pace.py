@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 
-from mirrax._src.base.errors import users_line
+from mirrax._src.base.errors import main_threads_line
 
 _WINDOW_SECONDS = 30.0
 
@@ -39,7 +38,7 @@ def describe_silence(seconds: float, used: float, heartbeat: float) -> str:
     """What has kept this worker from reporting for so long, by the processor time it used."""
     why = "the process was suspended, or the machine was overloaded or out of memory"
     if used > seconds / 2:
-        why = f"one call kept Python busy, at {users_line(threading.main_thread())}"
+        why = f"one call kept Python busy, at {main_threads_line()}"
     return (
         f"could not report for {seconds:.0f} s, in which it used {used:.0f} s of processor "
         f"time: {why}. After {heartbeat:g} s it is considered lost (`heartbeat`)."

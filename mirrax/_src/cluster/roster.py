@@ -12,7 +12,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from mirrax._src.base.errors import UnavailableError, users_line
+from mirrax._src.base.errors import (
+    UnavailableError,
+    main_threads_line,
+    main_threads_stack,
+)
 from mirrax._src.cluster import launches
 from mirrax._src.cluster.later import Later
 from mirrax._src.cluster.link import Link
@@ -164,8 +168,9 @@ class Roster:
             body()
         except Exception as error:
             say("".join(traceback.format_exception(error)))
-            text = f"{self._me()}: internal error in the worker monitor: {error!r}."
-            self._fail(UnavailableError(text, (self.worker,)))
+            text = f"has an internal error in its monitor: {error!r}."
+            self._accuse(self.worker, text)
+            self._fail(UnavailableError(f"{self._me()} {text}", (self.worker,)))
 
     def _listen(self) -> None:
         for kind, content in self._link.messages():
@@ -260,7 +265,7 @@ class Roster:
             "label": launches.last.label,
             "is_busy": launches.last.is_busy(),
             "mark": launches.last.last_mark,
-            "doing": users_line(threading.main_thread()),
+            "doing": main_threads_line(),
             "waits_in": self._waits_in(),
             "rate": self._pace.steps_per_second(),
             "occupied": self._pace.occupied(),
@@ -290,8 +295,7 @@ class Roster:
         """Ends the process if it is still there when it should have seen the error."""
         if self._was_raised:
             time.sleep(_UNWINDING_SECONDS)
-        frame = sys._current_frames().get(threading.main_thread().ident or 0)
-        self._die("".join(traceback.format_stack(frame)) if frame is not None else "")
+        self._die("".join(main_threads_stack().format()))
 
     def _die(self, where: str = "") -> None:
         assert self.failure is not None
