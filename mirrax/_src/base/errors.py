@@ -68,11 +68,15 @@ def users_line() -> str:
 
 
 def main_threads_line() -> str:
-    """The innermost line outside mirrax and JAX where the main thread is; asked by another."""
-    for at in reversed(main_threads_stack()):
+    """The innermost line outside mirrax and JAX where the main thread is; asked by another.
+
+    "" if it cannot be known: `faulthandler` shows a hundred threads, the main one last.
+    """
+    stack = main_threads_stack()
+    for at in reversed(stack):
         if not _is_library(at.filename):
             return f"{Path(at.filename).name}:{at.lineno}"
-    return "shutdown"
+    return "shutdown" if stack else ""
 
 
 def main_threads_stack() -> StackSummary:
