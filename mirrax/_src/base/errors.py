@@ -82,8 +82,8 @@ def main_threads_line() -> str:
 def main_threads_stack() -> StackSummary:
     """Where the main thread is, innermost last; asked by another thread.
 
-    Following `f_back` of frames that another thread is running finds dead objects in CPython
-    3.11, now and then, and may crash it. `faulthandler` looks while no thread can run.
+    In CPython 3.11 `sys._current_frames` can deadlock, and following `f_back` of frames that
+    another thread is running can crash. `faulthandler` looks while no thread can run.
     """
     with _scratch_file() as file:
         faulthandler.dump_traceback(file)
