@@ -423,6 +423,18 @@ def test_fifty_members_agree(serve):
     assert server.wait() == ""
 
 
+def test_equal_values_are_told_once_whoever_spoke_in_between(serve):
+    members = serve(3).start()
+    cases = {"ints": [1, 1, 1], "mixed": [1, 1, 1.0], "flags": [1, True, 1]}
+    for name, values in cases.items():
+        for member, value in zip(members, values):
+            agree(member, name, value)
+            member.send("status", {"launches": 0, "label": name})
+        for answer in [member.hear("agreed") for member in members]:
+            assert repr(answer["values"]) == repr(values)  # 1 is not 1.0
+            assert ("same" in answer) == (name == "ints")
+
+
 def test_a_value_of_ten_megabytes_travels(serve):
     first, second = serve(2).start()
     value = "x" * 10_000_000

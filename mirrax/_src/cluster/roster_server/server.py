@@ -239,9 +239,11 @@ class Roster:
 
     def tell_agreed(self, name: str, values: list[Any]) -> None:
         """Tells all values; where all are the same, which they often are, only one."""
-        first, every = json.dumps(values[0]), json.dumps(values)
-        is_one = every == f"[{', '.join([first] * len(values))}]"  # 1 is not 1.0
-        told = f'"same": {first}' if is_one else f'"values": {every}'
+        told = f'"same": {(first := json.dumps(values[0]))}'
+        if any(value is not values[0] for value in values):  # not from the same line
+            every = json.dumps(values)
+            if every != f"[{', '.join([first] * len(values))}]":  # 1 is not 1.0
+                told = f'"values": {every}'
         line = f'{{"agreed": {{"name": {json.dumps(name)}, {told}}}}}\n'.encode()
         for member in self.members.values():
             member.connection.send(line)
