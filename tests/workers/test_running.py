@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -369,3 +371,54 @@ def test_an_eager_error_of_one_worker_before_it_communicates(two_by_two: Pool) -
         "Raised in replica 3 (CPU:1 of worker 1).",
     ]
     assert found[0][1].parts[0] == 4
+
+
+def test_steps_are_counted_wherever_run_is_called(two_by_two: Pool) -> None:
+    """`mirrax top` shows them, and messages name the last one."""
+
+    def counted(strategy):
+        roster = strategy._cluster._roster
+        with strategy.scope():
+            total = mx.Variable(0.0)
+
+        def one():
+            total.assign_add(1.0)
+
+        def three():
+            for _ in range(3):
+                strategy.run(one)
+
+        dataset = mx.data.Dataset.range(32).batch(4)
+        elements = iter(strategy.experimental_distribute_dataset(dataset))
+        calls = {
+            "plain": lambda: strategy.run(one),
+            "compiled": functools.partial(strategy.run, mx.function(one)),
+            "in a function": mx.function(lambda: strategy.run(one)),
+            "three in a function": mx.function(three),
+            "eager function": lambda: _eagerly(mx.function(three)),
+            "many": lambda: strategy.run_steps(lambda x: x, elements, 4),
+        }
+        found = {}
+        for name, call in calls.items():
+            before = roster.steps
+            call()
+            call()
+            found[name] = roster.steps - before
+        return found
+
+    assert two_by_two.run_alike(counted) == {
+        "plain": 2,
+        "compiled": 2,
+        "in a function": 2,
+        "three in a function": 6,
+        "eager function": 6,
+        "many": 8,
+    }
+
+
+def _eagerly(fn):
+    mx.config.run_functions_eagerly(True)
+    try:
+        fn()
+    finally:
+        mx.config.run_functions_eagerly(False)

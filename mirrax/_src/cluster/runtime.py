@@ -130,19 +130,20 @@ class Cluster:
         """Raises UnavailableError if a worker is lost."""
         self._roster.check()
 
-    def note_steps(self, count: int, is_call: bool = True) -> None:
-        """Counts steps, for messages of others that have to name this worker's last one.
+    def note_steps(self, count: int) -> None:
+        """Counts steps, for those who look at the job and for messages that name the last one."""
+        self._roster.steps += count
 
-        `is_call` is false while a function is traced, which workers may do unequally often.
+    def note_run(self) -> None:
+        """Counts a step that is a call of `run`, of which all workers have to make as many.
 
         Raises:
             UnavailableError: If a worker is lost.
         """
         if self._roster.failure is not None:
             self._roster.check()
-        self._roster.steps += count
-        if is_call:
-            self._roster.runs += count
+        self._roster.steps += 1
+        self._roster.runs += 1
 
     @contextlib.contextmanager
     def explaining(self) -> Iterator[None]:

@@ -69,7 +69,7 @@ def trace_steps(
     # A variable may begin with a part for each replica and be written alike on all.
     layouts = {v: v.in_one_array()[1] for v in (*traced.reads, *traced.writes)}
     writes = {v: layouts[v] for v in traced.writes}
-    result = (), traced.out_tree, outs, traced.mesh, False
+    result = (), traced.out_tree, outs, traced.mesh, False, steps * traced.runs
     loop = traced, num_common, steps, keep_all
     return _Loop(traced.closed, signature, layouts, writes, *result, *loop)
 

@@ -263,6 +263,7 @@ class Program:
                 self._smallest = launches.smallest(every)
             at = self._smallest
             launches.last.end(None if at is None else every[at])
+            cluster.note_steps(self.trace.runs)
         return results
 
     def _explain(self, error: BaseException, reused: Sequence[Any]) -> None:

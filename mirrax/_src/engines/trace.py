@@ -117,6 +117,7 @@ def run_in_trace(
     parent: Any = here.frame
     if parent is not None:
         parent.meshes.append(mesh)
+        parent.runs += not is_update
     call = sort_arguments(args, kwargs, mesh)
     known = strategy, fn, call.signature, call.avals_of_part(mesh)
     traced = trace_replica(*known, is_update=is_update, parent=parent)
@@ -216,6 +217,7 @@ def _trace(
             {v: layout for v, (_, layout) in zip(frame.writes, written)},
             tuple(frame.created),
             None if mode is Mode.PART else _mesh_used(frame),
+            frame.runs,
         )
         outs = [array for out, array in results if out.is_array]
         return [*outs, *(array for array, _ in written)], known
@@ -228,11 +230,11 @@ def _trace(
     except JAXTypeError as error:
         say_whose(error, fn, signature, [v.name for v in inside])
         raise
-    tree, outs, used, writes, created, on = known
+    tree, outs, used, writes, created, on, runs = known
     closed = only_used(closed, variables, used)
     reads = {v: layout for v, layout in variables.items() if v in used}
-    program = mode.is_program
-    return Trace(closed, signature, reads, writes, created, tree, outs, on, program)
+    result = created, tree, outs, on, mode.is_program, runs
+    return Trace(closed, signature, reads, writes, *result)
 
 
 def _out(leaf: Any, given: Mapping[int, int], mode: Mode) -> tuple[Out, Any]:

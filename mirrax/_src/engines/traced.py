@@ -61,6 +61,7 @@ class Trace:
     Attributes:
         mesh: Where the program runs, if that is known.
         is_replicas: Whether the jaxpr is one replica's, which all devices run.
+        runs: How many calls of `run` are in it.
     """
 
     closed: ClosedJaxpr
@@ -72,6 +73,7 @@ class Trace:
     outs: tuple[Out, ...]
     mesh: ReplicaMesh | None
     is_replicas: bool
+    runs: int
 
     @functools.cached_property
     def out_layouts(self) -> list[Layout]:

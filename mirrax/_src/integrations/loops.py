@@ -174,7 +174,6 @@ def run_loop(
             _check_initial(initial, step.outputs)
         elements = take(iterator, iterations)
         with strategy.entered("run_op"):
-            strategy.note_steps(len(elements))
             result.take_over(*_last_results(step, common, elements, iterations))
 
     with strategy.entered("experimental_run_steps_on_iterator"):

@@ -53,6 +53,7 @@ class Frame:
         # Of those that replicas have assigned together: whether all have the same now.
         self.agreed: dict[Variable, bool] = {}
         self.meshes: list[ReplicaMesh] = []  # of the `run`s that were traced
+        self.runs = 0  # how many of those are steps, and not updates
         self.created: list[Variable] = []  # while the frame was active
 
     def __enter__(self) -> Frame:

@@ -139,13 +139,10 @@ class MultiWorkerMirroredStrategy(Strategy):
     def _run(self, fn: Fn, args: Args, kwargs: Kwargs, here: Context) -> PyTree:
         if self._cluster is None:
             return super()._run(fn, args, kwargs, here)
-        self._cluster.note_steps(1, is_call=here.frame is None and not is_staging())
+        if here.frame is None and not is_staging():  # else the whole program counts
+            self._cluster.note_run()
         with self._cluster.explaining():
             return super()._run(fn, args, kwargs, here)
-
-    def note_steps(self, count: int) -> None:
-        if self._cluster is not None:
-            self._cluster.note_steps(count)
 
     @contextlib.contextmanager
     def entered(self, what: str) -> Iterator[None]:

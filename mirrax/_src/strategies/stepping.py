@@ -69,7 +69,6 @@ class Stepper:
             raise OutOfRangeError(
                 f"The data has ended: there is no next element for {steps} step(s)."
             )
-        self._strategy.note_steps(len(elements))
         looped = step.loop(common, elements, steps, keep_all=True)
         if looped is not None:
             return looped[0]

@@ -56,7 +56,6 @@ _ALREADY = contextlib.nullcontext()
     "has_plain_values",
     "initial_on_all_workers",
     "input_share",
-    "note_steps",
     "place_of",
     "replica_mesh",
     "stepper",
@@ -479,9 +478,6 @@ class Strategy(Feeding):
             first = run_on_parts(first_of_all, mesh, [value])[0]
             return first if is_own else Mirrored.of(first, mesh)
         return value.values[0] if isinstance(value, ReplicaValues) else value
-
-    def note_steps(self, count: int) -> None:
-        """Called before a loop over `count` steps."""
 
     def initial_on_all_workers(self, array: jax.Array) -> jax.Array:
         """The initial value of a variable: the same on all workers."""

@@ -272,7 +272,6 @@ class Step:
     ) -> Any:
         """A run that other workers take part in."""
         cluster: Any = self._mesh.cluster
-        cluster.note_steps(1)
         label = self._described(batch, rows, state, data)
         with launching, doing(in_step=True):
             cluster.check()
@@ -286,6 +285,7 @@ class Step:
             every = jax.tree.leaves((outputs, state))
             at = launches.smallest(every)
             launches.last.end(None if at is None else every[at])
+            cluster.note_steps(1)
         after_launch(state)
         return jax.tree.map(lambda x: copies_of(x)[0], outputs), state
 
