@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from mirrax._src.base import context
+from mirrax._src.base.hiding import brief
 from mirrax._src.base.protocols import Mode
 from mirrax._src.base.structures import opened
 from mirrax._src.base.values import Fn, PyTree, is_leaf
@@ -18,6 +19,7 @@ from mirrax._src.state.frame import Frame
 from mirrax._src.state.variable import Variable
 
 
+@brief
 def value_and_grad(
     fn: Fn, variables: PyTree, has_aux: bool = False
 ) -> Callable[..., tuple[Any, PyTree]]:
@@ -52,6 +54,7 @@ def value_and_grad(
                 "floating-point variable."
             )
 
+    @brief
     @functools.wraps(fn)
     def wrapped(*args: Any, **kwargs: Any) -> tuple[Any, PyTree]:
         outer: Any = context.current().frame
@@ -62,7 +65,7 @@ def value_and_grad(
             frame = Frame(dict(zip(leaves, values)), mode, outer)
             with frame, context.changed(frame=frame):
                 result = fn(*args, **kwargs)
-            value, aux = _as_pair(result) if has_aux else (result, None)
+            value, aux = _as_pair(result) if has_aux else (_as_one(result), None)
             written.update((v, frame.agreed.get(v)) for v in frame.writes)
             return jnp.asarray(value), (aux, list(frame.writes.values()))
 
@@ -89,6 +92,7 @@ def grad(fn: Fn, variables: PyTree, has_aux: bool = False) -> Callable[..., PyTr
     """
     both = value_and_grad(fn, variables, has_aux)
 
+    @brief
     @functools.wraps(fn)
     def wrapped(*args: Any, **kwargs: Any) -> PyTree:
         value, gradients = both(*args, **kwargs)
@@ -99,6 +103,15 @@ def grad(fn: Fn, variables: PyTree, has_aux: bool = False) -> Callable[..., PyTr
 
 def _is_variable(value: Any) -> bool:
     return is_leaf(value) or route_of(value) is not None
+
+
+def _as_one(result: Any) -> Any:
+    if isinstance(result, tuple | list | dict | None):
+        raise TypeError(
+            f"The function to differentiate must return one number, got a {type(result).__name__}. "
+            "If it returns a loss and other values, `(loss, aux)`, pass `has_aux=True`."
+        )
+    return result
 
 
 def _as_pair(result: Any) -> tuple[Any, Any]:
