@@ -120,7 +120,7 @@ def test_the_messages_on_the_page_of_errors_exist() -> None:
     quoted = re.findall(r"^> (.*)$", page, re.MULTILINE)
     assert len(quoted) > 30
     for message in quoted:
-        if message.startswith("ConcretizationTypeError"):
-            continue  # JAX's
+        if message.startswith(("ConcretizationTypeError", "'NoneType' object")):
+            continue  # JAX's, and Python's
         for piece in message.split("..."):
             assert piece.strip() in texts_of_the_package(), message

@@ -338,3 +338,21 @@ def test_copies_that_differ_still_do_when_a_loss_adds_to_them(engine, strategy):
 
     run(strategy, mx.value_and_grad(outer, w), engine=engine)
     assert parts(strategy, seen) == [3.0, 7.0]
+
+
+@all_styles
+def test_gradients_of_a_dict_keep_the_order_of_its_keys(engine):
+    strategy = mirrored(2)
+    with strategy.scope():
+        layer = {"w": mx.Variable(2.0), "b": mx.Variable(3.0)}
+    variables = {"second": [layer, (layer,)], "first": layer}
+
+    def replica_fn():
+        gradients = mx.grad(lambda: layer["w"] ** 2 + layer["b"], variables)()
+        assert list(gradients) == ["second", "first"]
+        assert list(gradients["second"][1][0]) == ["w", "b"]
+        return tuple(gradients["first"].values())
+
+    w, b = run(strategy, replica_fn, engine=engine)
+    assert float(strategy.reduce("MEAN", w, axis=None)) == 4.0
+    assert float(strategy.reduce("MEAN", b, axis=None)) == 1.0

@@ -280,7 +280,7 @@ def test_distributing_what_is_no_dataset(two_cpus):
         two_cpus.experimental_distribute_dataset(NUMBERS.batch(2), 3)
     with pytest.raises(TypeError, match="`dataset_fn` must be a function.*got 3"):
         two_cpus.distribute_datasets_from_function(3)
-    with pytest.raises(TypeError, match="`dataset_fn` is not a dataset: 3"):
+    with pytest.raises(TypeError, match="`dataset_fn` returned is not a dataset: 3"):
         two_cpus.distribute_datasets_from_function(lambda context: 3)
     mode = mx.distribute.InputReplicationMode.PER_REPLICA
     options = mx.distribute.InputOptions(experimental_replication_mode=mode)

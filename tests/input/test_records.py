@@ -412,6 +412,26 @@ def test_features_of_any_length(rows):
         assert found["y"].tolist() == row
 
 
+def test_zeros_at_the_end_of_bytes_are_kept():
+    data = b"\x01\x00\x00"
+    values = {
+        "one": data,
+        "list": [data, data],
+        "numpy": np.bytes_(data),
+        "text": "a\0",
+    }
+    found = io.decode_example(io.encode_example(values))
+    assert [found[name].tolist() for name in ("one", "numpy", "text")] == [
+        [data],
+        [data],
+        [b"a\0"],
+    ]
+    assert found["list"].tolist() == [data, data]
+    features = {"one": io.FixedLenFeature([], bytes, default_value=data)}
+    record = io.encode_example({"x": 1})
+    assert io.parse_single_example(record, features)["one"] == data
+
+
 @settings(deadline=None, max_examples=300, derandomize=True, database=None)
 @given(data=st.binary(max_size=40))
 def test_bytes_that_are_no_example_are_a_clear_error(data):

@@ -418,7 +418,7 @@ def test_restoring_what_is_no_checkpoint(name, tmp_path):
     with pytest.raises(FileNotFoundError, match="There is no checkpoint at") as caught:
         checkpoint.restore(tmp_path / name if name else "")
     if name == "c-2":
-        assert "there are c-1" in str(caught.value)
+        assert "has c-1" in str(caught.value)
     assert checkpoint.save_counter.numpy() == 1
 
 

@@ -1,4 +1,4 @@
-"""What makes an object work wherever an array does: operators that pass to its array."""
+"""Objects that work wherever an array does, and one that says why it does not."""
 
 from __future__ import annotations
 
@@ -52,6 +52,38 @@ class ArrayLike:
         __index__: Callable[..., int]
         __len__: Callable[..., int]
         __iter__: Callable[..., Iterator[jax.Array]]
+
+
+class NotOneArray:
+    """Says what to do with a value that has a part for each replica."""
+
+    __slots__ = ()
+    values: tuple[Any, ...]
+
+    def _why(self) -> str:
+        return (
+            f"A PerReplica value has a part for each replica, {len(self.values)} here, "
+            "and is used as one number or array. Combine the parts, `strategy.reduce('SUM', "
+            "value, axis=None)` or `strategy.gather(value, axis=0)`, or look at each: "
+            "`strategy.experimental_local_results(value)`."
+        )
+
+    def _refuse(self, *args: Any, **kwargs: Any) -> Any:
+        raise TypeError(self._why())
+
+    # Not `__len__` and `__iter__`, which would make it a collection to others.
+    __float__ = __int__ = __complex__ = __array__ = __getitem__ = _refuse
+    __add__ = __sub__ = __mul__ = __matmul__ = __truediv__ = __pow__ = _refuse
+    __radd__ = __rsub__ = __rmul__ = __rmatmul__ = __rtruediv__ = __rpow__ = _refuse
+    __lt__ = __le__ = __gt__ = __ge__ = __neg__ = __abs__ = __round__ = _refuse
+
+    def __format__(self, spec: str) -> str:
+        return self._refuse() if spec else str(self)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or not hasattr(jax.Array, name):
+            raise AttributeError(f"'PerReplica' object has no attribute {name!r}")
+        raise AttributeError(self._why())
 
 
 def _array(value: Any) -> Any:

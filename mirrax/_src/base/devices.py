@@ -115,6 +115,12 @@ def _find(spec: tuple[str, int] | Device, given: DeviceLike, num_cpus: int) -> D
             f"mx.config.set_logical_device_configuration(cpu={num_cpus}) before anything "
             f"uses JAX's devices."
         )
+    elif not devices:
+        hint = (
+            f" JAX sees no {kind}: install it with support for them (`pip install "
+            "'jax[cuda13]'` for NVIDIA), or try things out on logical CPUs: "
+            "['CPU:0', 'CPU:1']."
+        )
     raise ValueError(
         f"There is no device {_show(given)} here. Existing devices: "
         f"{', '.join(existing)}.{hint}"

@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Callable
 from pathlib import Path
 from traceback import StackSummary
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any, BinaryIO, TypeVar, cast
 
 import jax
@@ -124,21 +124,32 @@ def _is_library(file: str) -> bool:
 def hide_own_frames(error: BaseException) -> None:
     """Leaves the inside of mirrax out of a traceback, as JAX leaves out its own.
 
-    `JAX_TRACEBACK_FILTERING=off` keeps both.
+    Also what mirrax calls of Python and of JAX. `JAX_TRACEBACK_FILTERING=off` keeps all.
     """
     if jax.config.jax_traceback_filtering == "off":  # pyright: ignore[reportAttributeAccessIssue]
         return
     while type(error.__context__).__module__.startswith("mirrax._src"):  # a detour
         error.__context__ = error.__context__ and error.__context__.__context__
-    kept, at = [], error.__traceback__
+    kept, at, is_inside = [], error.__traceback__, False
     while at is not None:
-        if not at.tb_frame.f_code.co_filename.startswith(_PACKAGE):
+        is_inside = _is_inside(at.tb_frame, is_inside)
+        if not is_inside:
             kept.append(at)
         at = at.tb_next
     shown = None
     for at in reversed(kept):
         shown = TracebackType(shown, at.tb_frame, at.tb_lasti, at.tb_lineno)
     error.__traceback__ = shown
+
+
+def _is_inside(frame: FrameType, is_caller: bool) -> bool:
+    """Whether a frame belongs to mirrax, or to what mirrax, its caller, uses."""
+    file = frame.f_code.co_filename
+    if (
+        file == "<string>"
+    ):  # the `__init__` of a dataclass, or the program of `python -c`
+        return frame.f_globals.get("__name__", "").startswith("mirrax")
+    return file.startswith(_PACKAGE) or (is_caller and _is_library(file))
 
 
 def sentence(text: str) -> str:

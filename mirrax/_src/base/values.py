@@ -18,7 +18,7 @@ import numpy as np
 from jax import lax
 
 from mirrax._src.base import context
-from mirrax._src.base.arraylike import ArrayLike
+from mirrax._src.base.arraylike import ArrayLike, NotOneArray
 from mirrax._src.base.errors import RunEagerly
 from mirrax._src.base.hiding import hides
 from mirrax._src.base.jax_compat import Device, Tracer, uncommitted
@@ -99,7 +99,7 @@ class ReplicaValues(Atom):
         return f"{type(self).__name__}:{{\n{rows}\n}}"
 
 
-class PerReplica(ReplicaValues):
+class PerReplica(ReplicaValues, NotOneArray):
     """A different value for each replica.
 
     >>> mx.distribute.PerReplica([1, 2])
@@ -128,16 +128,6 @@ class PerReplica(ReplicaValues):
         if mesh.has_row(layout):
             parts = map(_drop_axis, parts)
         return tuple(map(uncommitted, parts))
-
-    def _refuse(self, *args: Any, **kwargs: Any) -> Any:
-        raise TypeError(
-            "A PerReplica value has a part for each replica and is used as one number or array. "
-            "Combine the parts, `strategy.reduce('SUM', value, axis=None)` or "
-            "`strategy.gather(value, axis=0)`, or look at each: "
-            "`strategy.experimental_local_results(value)`."
-        )
-
-    __float__ = __int__ = __complex__ = __array__ = _refuse
 
 
 def _all_own_parts(array: jax.Array, num_local: int) -> tuple[jax.Array, ...]:

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from mirrax._src.base import context
+from mirrax._src.base.hiding import brief
 from mirrax._src.base.protocols import Mode
 from mirrax._src.base.structures import opened
 from mirrax._src.base.values import Fn, PyTree, is_leaf
@@ -18,6 +19,7 @@ from mirrax._src.state.frame import Frame
 from mirrax._src.state.variable import Variable
 
 
+@brief
 def value_and_grad(
     fn: Fn, variables: PyTree, has_aux: bool = False
 ) -> Callable[..., tuple[Any, PyTree]]:
@@ -51,7 +53,9 @@ def value_and_grad(
                 f"Variable {leaf.name!r} has dtype {leaf.dtype}; gradients need a "
                 "floating-point variable."
             )
+    each = list(dict.fromkeys(leaves))  # one that is given twice has one gradient
 
+    @brief
     @functools.wraps(fn)
     def wrapped(*args: Any, **kwargs: Any) -> tuple[Any, PyTree]:
         outer: Any = context.current().frame
@@ -59,23 +63,25 @@ def value_and_grad(
         written: dict[Any, bool | None] = {}
 
         def pure(values: list[jax.Array]) -> tuple[jax.Array, Any]:
-            frame = Frame(dict(zip(leaves, values)), mode, outer)
+            frame = Frame(dict(zip(each, values)), mode, outer)
             with frame, context.changed(frame=frame):
                 result = fn(*args, **kwargs)
-            value, aux = _as_pair(result) if has_aux else (result, None)
+            value, aux = _as_pair(result) if has_aux else (_as_one(result), None)
             written.update((v, frame.agreed.get(v)) for v in frame.writes)
             return jnp.asarray(value), (aux, list(frame.writes.values()))
 
-        values = [v.__jax_array__() for v in leaves]
-        (value, (aux, writes)), grads = jax.value_and_grad(pure, has_aux=True)(values)
+        values = [v.__jax_array__() for v in each]
+        (value, (aux, writes)), found = jax.value_and_grad(pure, has_aux=True)(values)
         for (variable, is_agreed), new in zip(written.items(), writes):
             if is_agreed is None:
                 variable.store_local(new)
             else:
                 variable.store_agreed(new, is_agreed)
-        routes = map(route_of, given)
+        routes, by_variable = map(route_of, given), dict(zip(each, found))
+        grads = [by_variable[v] for v in leaves]
         grads = [r.like(v, g) if r else g for r, v, g in zip(routes, given, grads)]
-        return ((value, aux) if has_aux else value), tree.unflatten(grads)
+        gradients = _in_order_of(variables, tree.unflatten(grads))
+        return ((value, aux) if has_aux else value), gradients
 
     return wrapped
 
@@ -89,6 +95,7 @@ def grad(fn: Fn, variables: PyTree, has_aux: bool = False) -> Callable[..., PyTr
     """
     both = value_and_grad(fn, variables, has_aux)
 
+    @brief
     @functools.wraps(fn)
     def wrapped(*args: Any, **kwargs: Any) -> PyTree:
         value, gradients = both(*args, **kwargs)
@@ -97,8 +104,29 @@ def grad(fn: Fn, variables: PyTree, has_aux: bool = False) -> Callable[..., PyTr
     return wrapped
 
 
+def _in_order_of(given: PyTree, tree: PyTree) -> PyTree:
+    """`tree` with the keys of its dicts in the order of `given`'s, which JAX has sorted.
+
+    `zip(gradients.values(), variables.values())` would pair what does not belong together.
+    """
+    if type(given) is dict:
+        return {key: _in_order_of(part, tree[key]) for key, part in given.items()}
+    if type(given) in (list, tuple):
+        return type(given)(map(_in_order_of, given, tree))
+    return tree
+
+
 def _is_variable(value: Any) -> bool:
     return is_leaf(value) or route_of(value) is not None
+
+
+def _as_one(result: Any) -> Any:
+    if isinstance(result, tuple | list | dict | None):
+        raise TypeError(
+            f"The function to differentiate must return one number, got a {type(result).__name__}. "
+            "If it returns a loss and other values, `(loss, aux)`, pass `has_aux=True`."
+        )
+    return result
 
 
 def _as_pair(result: Any) -> tuple[Any, Any]:

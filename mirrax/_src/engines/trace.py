@@ -66,7 +66,8 @@ def trace_replica(
     donated.
     """
     mesh = strategy.replica_mesh
-    who = who or f"the one program for all {strategy.num_replicas_in_sync} replica(s)"
+    count = strategy.num_replicas_in_sync
+    who = who or f"the program that all {count} replicas share"
     variables = {
         v: _layout_in(v, parent, mesh)
         for v in live_variables()

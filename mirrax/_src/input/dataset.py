@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from mirrax._src.base.hiding import hides
+from mirrax._src.base.hiding import all_brief, hides
 from mirrax._src.input import sources
 from mirrax._src.input.arguments import integer
 from mirrax._src.input.fingerprint import fingerprint
@@ -44,6 +44,7 @@ INFINITE_CARDINALITY = INFINITE
 UNKNOWN_CARDINALITY = UNKNOWN
 
 
+@all_brief
 @hides("node")
 class Dataset(Elements, Batches, Order, Keeping):
     """A pipeline of elements: where they come from and what is done to them.

@@ -8,7 +8,7 @@ from typing import Any
 
 from mirrax._src.base import context
 from mirrax._src.base.errors import RunEagerly
-from mirrax._src.base.hiding import hides
+from mirrax._src.base.hiding import all_brief, hides
 from mirrax._src.base.jax_compat import outside_traces
 from mirrax._src.base.mesh import ReplicaMesh
 from mirrax._src.base.specs import PerReplicaSpec
@@ -33,6 +33,7 @@ _ENDS = {
 }
 
 
+@all_brief
 @hides(
     "in_turn",
     "input_options",
@@ -240,6 +241,7 @@ _TRANSFORMATIONS = frozenset(
 )
 
 
+@all_brief
 class DistributedIterator(IteratorBase):
     """A pass over a distributed dataset; `get_state` and `set_state` save and restore it."""
 

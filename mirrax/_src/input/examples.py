@@ -148,7 +148,7 @@ def encode_example(features: Mapping[str, Any]) -> bytes:
     """
     entries = []
     for name, value in features.items():
-        array = np.asarray(to_array(value))
+        array = _as_array(value)
         if array.dtype == object or array.dtype.kind == "S":
             kind, body = 1, b"".join(_field(1, item) for item in array.ravel().tolist())
         elif array.dtype.kind == "f" or array.dtype.name == "bfloat16":
@@ -168,6 +168,12 @@ def encode_example(features: Mapping[str, Any]) -> bytes:
         entry = _field(1, name.encode()) + _field(2, _field(kind, body))
         entries.append(_field(1, entry))
     return _field(1, b"".join(entries))
+
+
+def _as_array(value: Any) -> np.ndarray:
+    found = to_array(value)
+    # Not NumPy's fixed-width strings: they lose zeros at the end.
+    return np.asarray(found, object if isinstance(found, bytes) else None)
 
 
 def _field(number: int, body: bytes) -> bytes:
@@ -409,7 +415,7 @@ def _parse(found: dict[str, np.ndarray], key: str, feature: Any, where: str) -> 
                 f"Feature {name!r}{where} is missing and has no default value. The record has: "
                 f"{_show(found)}."
             )
-        default = np.asarray(to_array(feature.default_value))
+        default = _as_array(feature.default_value)
         if feature.dtype != object:
             default = default.astype(feature.dtype)
         return _scalar(np.broadcast_to(default, feature.shape).copy())

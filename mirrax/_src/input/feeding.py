@@ -10,6 +10,7 @@ import numpy as np
 
 from mirrax._src.base import context
 from mirrax._src.base.errors import warn_renamed
+from mirrax._src.base.hiding import all_brief
 from mirrax._src.base.mesh import ReplicaMesh
 from mirrax._src.base.structures import opened
 from mirrax._src.input.adapters import as_dataset
@@ -30,6 +31,7 @@ from mirrax._src.input.transforms.selecting import Shard
 DatasetFn = Callable[[InputContext], Any]
 
 
+@all_brief
 class Feeding:
     """The methods by which a strategy is given its data."""
 
@@ -179,7 +181,9 @@ def distribute_from_function(
     else:
         contexts = [InputContext(share.num_workers, share.worker, share.num_replicas)]
     made = [dataset_fn(each) for each in contexts]
-    roots = tuple(as_dataset(dataset, "`dataset_fn`").node for dataset in made)
+    roots = tuple(
+        as_dataset(dataset, "What `dataset_fn` returned").node for dataset in made
+    )
     if mesh is not None and mesh.spans_workers:
         _shuffle_alike(roots, mesh)
     rows = roots[0].batch_size()

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from mirrax._src.base import context
-from mirrax._src.base.errors import OutOfRangeError, RunEagerly
-from mirrax._src.base.hiding import hides
+from mirrax._src.base.errors import OutOfRangeError, RunEagerly, hide_own_frames
+from mirrax._src.base.hiding import all_brief, hides
 from mirrax._src.input.blocks import value_of
 from mirrax._src.input.node import Cursor, Node, Path, State, open_cursor, walk
 from mirrax._src.input.structure import PyTree
@@ -59,6 +59,7 @@ class Passes:
         self._next = number + 1
 
 
+@all_brief
 @hides("is_global", "restart")
 class IteratorBase:
     """What iterators of datasets and of distributed datasets share.
@@ -170,6 +171,7 @@ class IteratorBase:
             self._start, self._is_closed = None, False
 
 
+@all_brief
 class Iterator(IteratorBase):
     """A pass over a dataset: elements as NumPy arrays, and a state to go on from.
 
@@ -200,7 +202,11 @@ class Iterator(IteratorBase):
         if context.current().frame is not None:
             # An element that a traced function took would become a constant of its program.
             raise RunEagerly("a function that takes elements of a dataset")
-        return value_of(self._next())
+        try:
+            return value_of(self._next())
+        except Exception as error:
+            hide_own_frames(error)
+            raise
 
     def __repr__(self) -> str:
         return f"<mx.data.Iterator over {self._roots[0].describe()}>"

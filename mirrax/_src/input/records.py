@@ -6,12 +6,14 @@ import os
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from mirrax._src.base.hiding import all_brief
 from mirrax._src.input.dataset import Dataset
 from mirrax._src.input.reading import FileReader
 from mirrax._src.input.record_forms import FixedLengths, Lines, TFRecords
 from mirrax._src.input.streams import BUFFER_BYTES, check_compression
 
 
+@all_brief
 class _FileDataset(Dataset):
     """A dataset of records in files."""
 
@@ -62,6 +64,7 @@ def _names(filenames: Any) -> Iterator[str]:
         yield os.fsdecode(name)
 
 
+@all_brief
 class TFRecordDataset(_FileDataset):
     """The records of TFRecord files, as bytes; checksums are checked.
 
@@ -88,6 +91,7 @@ class TFRecordDataset(_FileDataset):
         )
 
 
+@all_brief
 class TextLineDataset(_FileDataset):
     """The lines of text files, as bytes, without their ends.
 
@@ -114,6 +118,7 @@ class TextLineDataset(_FileDataset):
         )
 
 
+@all_brief
 class FixedLengthRecordDataset(_FileDataset):
     """Records of one length in binary files, as bytes.
 

@@ -234,6 +234,8 @@ def _stack_list(value: list[Any]) -> np.ndarray:
 def _encode(array: Any) -> Any:
     """Strings as bytes: NumPy's fixed-width strings would lose their own length."""
     if array.ndim == 0:
+        if isinstance(array, np.bytes_):  # whose `item` loses zeros at the end
+            return bytes(array)
         item = array.item()
         return item.encode() if isinstance(item, str) else item
     flat = [x.encode() if isinstance(x, str) else x for x in array.ravel().tolist()]

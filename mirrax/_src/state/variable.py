@@ -17,7 +17,7 @@ from jax import lax
 
 from mirrax._src.base import context
 from mirrax._src.base.errors import RunEagerly
-from mirrax._src.base.hiding import hides
+from mirrax._src.base.hiding import brief, hides
 from mirrax._src.base.jax_compat import Tracer, is_staging, uncommitted
 from mirrax._src.base.logical import launching
 from mirrax._src.base.mesh import Layout
@@ -26,6 +26,7 @@ from mirrax._src.base.reduce_op import VariableAggregation, VariableSynchronizat
 from mirrax._src.base.values import Atom, Mirrored, PerReplica, join
 from mirrax._src.state.frozen_rate import check_not_frozen
 from mirrax._src.state.parts import InParts, PartUpdate
+from mirrax._src.state.refusing import NotInPlace, as_array
 
 _numbers = itertools.count()
 _all: dict[int, weakref.ref[Variable]] = {}
@@ -102,7 +103,8 @@ class VariableSpec:
             if isinstance(value, np.ndarray):  # whose memory JAX may take over on CPUs
                 value = value.copy()
             # With the dtype written out a Python number loses its weak type.
-            return jnp.asarray(value, dtype=self.dtype or jnp.asarray(value).dtype)
+            value = as_array(value, self.name)
+            return jnp.asarray(value, dtype=self.dtype or value.dtype)
 
 
 class _VariableType(type):
@@ -121,9 +123,12 @@ class _VariableType(type):
             lambda _, children: children[0],
         )
 
+    @brief
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         if cls is not Variable:
             return super().__call__(*args, **kwargs)
+        if not args and "initial_value" not in kwargs:
+            kwargs["initial_value"] = None  # which says what it should be
         spec = VariableSpec(*args, **kwargs)
         return context.current().strategy.extended.create_variable(spec)
 
@@ -134,7 +139,7 @@ class _VariableType(type):
     *("move_to", "number", "replace_array", "store_agreed", "store_local", "stored"),
     *("strategy", "to_save", "with_dtype", "written_layout"),
 )
-class Variable(InParts, Atom, metaclass=_VariableType):
+class Variable(NotInPlace, InParts, Atom, metaclass=_VariableType):
     """An array that can be assigned. In a strategy's scope, a copy on each device.
 
     >>> v = mx.Variable(1.0, name="v")
@@ -303,6 +308,7 @@ class Variable(InParts, Atom, metaclass=_VariableType):
 
     # Writing -------------------------------------------------------------------------
 
+    @brief
     def assign(
         self,
         value: Any,
@@ -321,6 +327,7 @@ class Variable(InParts, Atom, metaclass=_VariableType):
         self._assign(value, None)
         return self if read_value else None
 
+    @brief
     def assign_add(
         self,
         delta: Any,
@@ -332,6 +339,7 @@ class Variable(InParts, Atom, metaclass=_VariableType):
         self._assign(delta, operator.add)
         return self if read_value else None
 
+    @brief
     def assign_sub(
         self,
         delta: Any,
@@ -388,7 +396,7 @@ class Variable(InParts, Atom, metaclass=_VariableType):
                 "replicas, where one is needed. Pass it to `run` as an argument: each replica gets its "
                 "own part."
             )
-        array = jnp.asarray(value)
+        array = as_array(value, self.name)
         if array.dtype != self.dtype and not _fits(array.dtype, self.dtype):
             raise ValueError(
                 f"Variable {self.name!r} has dtype {self.dtype}; assigning a value of dtype "

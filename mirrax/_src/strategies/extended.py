@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from mirrax._src.base import context
 from mirrax._src.base.devices import device_kind, device_name
-from mirrax._src.base.hiding import hides
+from mirrax._src.base.hiding import all_brief, hides
 from mirrax._src.base.jax_compat import Device
 from mirrax._src.base.mesh import ReplicaMesh
 from mirrax._src.base.protocols import StrategyLike
@@ -51,6 +51,7 @@ from mirrax._src.strategies.reducing import reduce_pairs
 from mirrax._src.strategies.scope import check_cross_replica
 
 
+@all_brief
 @hides("check_options", "cross_device_ops", "device_names", "options")
 class StrategyExtended:
     """Methods of a strategy that libraries (optimizers, metrics) are built with."""

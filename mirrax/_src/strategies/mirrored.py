@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mirrax._src.base.devices import DeviceLike, resolve_devices
+from mirrax._src.base.hiding import all_brief
 from mirrax._src.base.mesh import ReplicaMesh
 from mirrax._src.collectives.ops import CrossDeviceOps
 from mirrax._src.strategies.strategy import Strategy
 
 
+@all_brief
 class MirroredStrategy(Strategy):
     """Synchronous training on all devices of one machine, with a copy of each variable on each.
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from mirrax._src.base.context import Context
 from mirrax._src.base.devices import resolve_devices
+from mirrax._src.base.hiding import all_brief
 from mirrax._src.base.jax_compat import is_staging
 from mirrax._src.base.mesh import ReplicaMesh
 from mirrax._src.base.values import Args, Fn, Kwargs, PerReplica, PyTree, copies_of
@@ -31,6 +32,7 @@ from mirrax._src.strategies.strategy import Strategy
 _SMALL_BYTES = 64 * 1024
 
 
+@all_brief
 class MultiWorkerMirroredStrategy(Strategy):
     """Synchronous training on all devices of several machines.
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from mirrax._src.base.devices import DeviceLike, resolve_devices
+from mirrax._src.base.hiding import all_brief
 from mirrax._src.base.mesh import ReplicaMesh
 from mirrax._src.strategies.strategy import Strategy
 
 
+@all_brief
 class OneDeviceStrategy(Strategy):
     """Runs everything on one device; for trying out code that is written for many.
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from mirrax._src.base import context
 from mirrax._src.base.errors import hide_own_frames, renamed
-from mirrax._src.base.hiding import hides
+from mirrax._src.base.hiding import all_brief, hides
 from mirrax._src.base.jax_compat import Device, Tracer
 from mirrax._src.base.mesh import AXIS_NAME, Layout, ReplicaMesh
 from mirrax._src.base.reduce_op import ReduceOp
@@ -46,6 +46,7 @@ from mirrax._src.strategies.stepping import Stepper, check_not_traced
 _ALREADY = contextlib.nullcontext()
 
 
+@all_brief
 @hides(
     "describe_replica",
     "enter_scope",
@@ -182,12 +183,12 @@ class Strategy(Feeding):
             kwargs: Keyword arguments.
             options: A `RunOptions` or None.
         """
-        if type(args) is not tuple or options is not None or not callable(fn):
-            args = checked_run(fn, args, options)
-        here = context.current()
-        if here.strategy is not self or here.replica is not None:
-            check_cross_replica(self, "run")
         try:
+            if type(args) is not tuple or options is not None or not callable(fn):
+                args = checked_run(fn, args, options)
+            here = context.current()
+            if here.strategy is not self or here.replica is not None:
+                check_cross_replica(self, "run")
             return self._run(fn, args, kwargs or {}, here)
         except Exception as error:
             hide_own_frames(error)
@@ -227,11 +228,7 @@ class Strategy(Feeding):
             raise ValueError(f"`steps` must be a positive integer, got {steps!r}.")
         check_not_traced("run_steps")
         with self.entered("run_steps"):
-            try:
-                return self.stepper.run_steps(fn, iterator, steps)
-            except Exception as error:
-                hide_own_frames(error)
-                raise
+            return self.stepper.run_steps(fn, iterator, steps)
 
     @renamed("run")
     def experimental_run_v2(

@@ -15,7 +15,7 @@ import numpy as np
 
 from mirrax._src.base import context
 from mirrax._src.base.errors import DataLossError, warn_user
-from mirrax._src.base.hiding import hides
+from mirrax._src.base.hiding import all_brief, hides
 from mirrax._src.base.jax_compat import outside_traces
 from mirrax._src.base.logical import launching
 from mirrax._src.cluster.runtime import current_cluster
@@ -60,6 +60,7 @@ def waiting(options: CheckpointOptions | None, wait: bool) -> CheckpointOptions 
     )
 
 
+@all_brief
 @hides("collect", "replace_parts", "save_as", "saved_parts")
 class Checkpoint:
     """Variables, optimizers, metrics, iterators, pytrees and numbers, saved together.

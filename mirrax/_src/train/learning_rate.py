@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from mirrax._src.base import context
+from mirrax._src.base.hiding import brief
 from mirrax._src.base.values import PyTree
 from mirrax._src.state.variable import Variable
 
@@ -64,6 +65,7 @@ class HasLearningRate:
     _rate_to_come: Any = None  # set before there was a state
 
     @property
+    @brief
     def learning_rate(self) -> jax.Array:
         """The learning rate, which can be set: `optimizer.learning_rate = 0.01`.
 
@@ -86,9 +88,14 @@ class HasLearningRate:
         return rate.read_value() if isinstance(rate, Variable) else rate
 
     @learning_rate.setter
+    @brief
     def learning_rate(self, value: Any) -> None:
         variable = self._rate_variable
         state = None if variable is not None else self._rates()
+        if isinstance(value, str) or value is None:
+            raise TypeError(
+                f"The learning rate of {self.name!r} must be a number, got {value!r}."
+            )
         if callable(value) and not isinstance(value, Variable):
             raise TypeError(
                 f"The learning rate of {self.name!r} is set to a function. A schedule is given "
@@ -109,6 +116,15 @@ class HasLearningRate:
             variable.assign(value)
         else:
             variable.store_agreed(variable.convert(value))
+
+    @brief
+    def _refuse_lr(self, value: Any = None) -> Any:
+        raise AttributeError(
+            f"{self.name!r} has no `lr`. Its learning rate is `optimizer.learning_rate`, which "
+            "can be read and set."
+        )
+
+    lr = property(_refuse_lr, _refuse_lr)
 
     @property
     def _rate_variable(self) -> Variable | None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mirrax._src.base.errors import DataLossError, warn_user
+from mirrax._src.base.hiding import all_brief
 from mirrax._src.cluster.runtime import Cluster, current_cluster
 from mirrax._src.state.variable import Variable
 from mirrax._src.train import storage
@@ -25,6 +26,7 @@ from mirrax._src.train.storage import Contents
 from mirrax._src.train.writer import wait_for_saves
 
 
+@all_brief
 class CheckpointManager:
     """Saves checkpoints into a directory, deletes old ones, and finds the last sound one.
 
@@ -66,6 +68,10 @@ class CheckpointManager:
         if not isinstance(checkpoint, Checkpoint):
             raise TypeError(
                 f"`checkpoint` must be an mx.train.Checkpoint, got {checkpoint!r}."
+            )
+        if max_to_keep is not None and not hasattr(max_to_keep, "__index__"):
+            raise TypeError(
+                f"`max_to_keep` must be an integer, or None for all, got {max_to_keep!r}."
             )
         if max_to_keep is not None and operator.index(max_to_keep) < 1:
             raise ValueError(

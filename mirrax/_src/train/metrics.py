@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mirrax._src.base import context
-from mirrax._src.base.hiding import hides
+from mirrax._src.base.hiding import all_brief, hides
 from mirrax._src.base.jax_compat import Tracer
 from mirrax._src.base.reduce_op import VariableAggregation, VariableSynchronization
 from mirrax._src.state.variable import Variable
@@ -30,6 +30,9 @@ class Metric:
     """
 
     __module__ = "mirrax.metrics"
+
+    def __init_subclass__(cls) -> None:
+        all_brief(cls)
 
     def __init__(self, name: str | None = None, dtype: Any = None) -> None:
         self.name = name or _snake_case(type(self).__name__)

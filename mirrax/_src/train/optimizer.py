@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from mirrax._src.base import context
-from mirrax._src.base.hiding import hides
+from mirrax._src.base.hiding import all_brief, hides
 from mirrax._src.base.protocols import StrategyLike
 from mirrax._src.base.values import PyTree, is_leaf
 from mirrax._src.collectives.options import CommunicationOptions
@@ -36,9 +36,10 @@ from mirrax._src.train.transforming import Transforming
 _AGGREGATES = ("skip_gradients_aggregation", "experimental_aggregate_gradients")
 
 
+@all_brief
 @hides(
-    *("advance", "begin", "compiled_update", "describe", "in_reduce_dtype", "options"),
-    *("restore_later", "saved_parts", "slot_names"),
+    *("advance", "begin", "compiled_update", "describe", "in_reduce_dtype", "lr"),
+    *("options", "restore_later", "saved_parts", "slot_names"),
 )
 class Optimizer(Transforming, HasSlots, HasLearningRate):
     """Trains variables, or a pytree of parameters, with an Optax transformation.

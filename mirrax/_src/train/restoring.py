@@ -10,7 +10,7 @@ from typing import Any
 import jax
 
 from mirrax._src.base.errors import warn_user
-from mirrax._src.base.hiding import hides
+from mirrax._src.base.hiding import all_brief, hides
 from mirrax._src.train import storage
 from mirrax._src.train.saving import Item, put_global
 from mirrax._src.train.storage import Contents
@@ -74,6 +74,7 @@ class Matching:
         self.unused -= matched.keys() | later.keys()
 
 
+@all_brief
 @hides("warn_if_partial")
 class RestoreStatus:
     """What came of a restore; returned by `Checkpoint.restore`."""
@@ -114,6 +115,11 @@ class RestoreStatus:
         """Says that it is meant that not everything was restored."""
         self._is_seen = True
         return self
+
+    def __repr__(self) -> str:
+        path = self._matching.contents.path if self._matching else None
+        rest = f", missing={self.missing}, unused={self.unused}"
+        return f"RestoreStatus({str(path)!r}{rest})" if path else "RestoreStatus(None)"
 
     def _assert(self, holds: bool) -> None:
         self._is_seen = True

@@ -462,6 +462,14 @@ def _damaged(path: Path, file: str) -> DataLossError:
 
 
 def _not_there(path: Path) -> FileNotFoundError:
-    names = sorted(each.parent.name for each in path.parent.glob(f"[!.]*/{_MANIFEST}"))
-    nearby = f"; in {path.parent} there are {', '.join(names)}" if names else ""
+    for directory in (path, path.parent):
+        names = sorted(at.parent.name for at in directory.glob(f"[!.]*/{_MANIFEST}"))
+        if names:
+            nearby = (
+                f"; {directory} has {', '.join(names)}: restore one of them, or what "
+                f"`mx.train.latest_checkpoint({str(directory)!r})` returns"
+            )
+            break
+    else:
+        nearby = ""
     return FileNotFoundError(errno.ENOENT, f"There is no checkpoint at {path}{nearby}")

@@ -51,7 +51,8 @@ class Transforming:
         elif hyperparameters:
             raise TypeError(
                 f"`mx.train.Optimizer` takes {', '.join(map(repr, hyperparameters))} only with "
-                "the name of an optimizer: `mx.train.Optimizer('adam', learning_rate=1e-3)`."
+                f"the name of an optimizer, got {transformation!r}. Write "
+                "`mx.train.Optimizer('adam', learning_rate=1e-3)`."
             )
         methods = (getattr(transformation, each, None) for each in ("init", "update"))
         if not all(map(callable, methods)) or isinstance(transformation, Transforming):

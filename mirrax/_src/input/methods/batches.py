@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mirrax._src.base.hiding import all_brief
 from mirrax._src.input.arguments import (
     check_arguments,
     checked_calls,
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from mirrax._src.input.dataset import Dataset
 
 
+@all_brief
 class Batches(Steps):
     """Several elements in one: batches, windows, groups."""
 

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from mirrax._src.base.hiding import all_brief
 from mirrax._src.input.arguments import check_arguments, checked_calls, integer
 from mirrax._src.input.element_fn import ElementFn
 from mirrax._src.input.methods.base import Steps, check_callable, node_of
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from mirrax._src.input.dataset import Dataset
 
 
+@all_brief
 class Elements(Steps):
     """What is done with each element."""
 

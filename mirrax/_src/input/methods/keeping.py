@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mirrax._src.base.hiding import all_brief
 from mirrax._src.input.arguments import check_arguments, integer
 from mirrax._src.input.element_fn import ElementFn
 from mirrax._src.input.methods.base import Steps, check_callable, node_of
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 _RETRY_SECONDS = 1.0
 
 
+@all_brief
 class Keeping(Steps):
     """Elements that wait, in memory or in files."""
 

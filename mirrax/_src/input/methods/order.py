@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from mirrax._src.base.hiding import all_brief
 from mirrax._src.input.arguments import integer, positive
 from mirrax._src.input.methods.base import Steps, check_callable
 from mirrax._src.input.methods.resampling import resample
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from mirrax._src.input.dataset import Dataset
 
 
+@all_brief
 class Order(Steps):
     """Which elements, how often, in which order."""
 
