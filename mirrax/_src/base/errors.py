@@ -12,7 +12,7 @@ import threading
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from traceback import StackSummary
+from traceback import StackSummary, walk_stack
 from types import FrameType, TracebackType
 from typing import Any, BinaryIO, TypeVar, cast
 
@@ -70,7 +70,7 @@ def users_line() -> str:
 def main_threads_line() -> str:
     """The innermost line outside mirrax and JAX where the main thread is; asked by another.
 
-    "" if it cannot be known: `faulthandler` shows a hundred threads, the main one last.
+    "" if it cannot be known: in CPython 3.11 and 3.12 only of the last hundred threads.
     """
     stack = main_threads_stack()
     for at in reversed(stack):
@@ -83,8 +83,15 @@ def main_threads_stack() -> StackSummary:
     """Where the main thread is, innermost last; asked by another thread.
 
     In CPython 3.11 `sys._current_frames` can deadlock, and following `f_back` of frames that
-    another thread is running can crash. `faulthandler` looks while no thread can run.
+    another thread is running can crash. `faulthandler` looks while no thread can run; but in
+    CPython 3.13 it crashes on a thread that is returning to C.
     """
+    if sys.version_info >= (3, 13):
+        frame = sys._current_frames().get(threading.main_thread().ident)
+        frames = walk_stack(frame) if frame is not None else ()
+        stack = StackSummary.extract(frames, lookup_lines=False)
+        stack.reverse()
+        return stack
     with _scratch_file() as file:
         faulthandler.dump_traceback(file)
         file.seek(0)
