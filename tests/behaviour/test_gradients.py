@@ -217,6 +217,62 @@ def test_a_collective_inside_the_loss(engine, strategy):
     assert parts(strategy, gradient) == [12.0, 24.0]
 
 
+@both_engines
+@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize("op", ["sum", "mean"])
+def test_summed_rows_inside_the_loss(engine, n, op):
+    strategy = mirrored(n)
+    with strategy.scope():
+        w = mx.Variable([1.0, 2.0])
+    x = per_replica(strategy, *[3.0, 10.0][:n])
+
+    def replica_fn(x):
+        def loss():
+            rows = mx.IndexedSlices(w[:, None] * x, jnp.array([0, 4]), (5, 1))
+            context = mx.distribute.get_replica_context()
+            rows, total = context.all_reduce(op, (rows, x * w[0]))
+            return jnp.sum(rows.values**2) + total
+
+        return mx.grad(loss, w)()
+
+    gradient = run(strategy, replica_fn, x, engine=engine)
+    # Of all replicas' losses: n * 2 * w * x**2 for the rows, n * x for the sum.
+    scale = n if op == "sum" else 1
+    rows = scale / (1 if op == "sum" else n)
+    expected = [
+        [2 * x * x * rows + x * scale, 4 * x * x * rows] for x in [3.0, 10.0][:n]
+    ]
+    assert parts(strategy, gradient) == expected
+
+
+@both_engines
+def test_summed_rows_of_unequal_number_inside_the_loss(engine, strategy):
+    x = per_replica(strategy, [[1.0], [2.0]], [[10.0]])
+
+    def replica_fn(x):
+        def loss(x):
+            rows = mx.IndexedSlices(x, jnp.arange(len(x)), (5, 1))
+            rows = mx.distribute.get_replica_context().all_reduce("sum", rows)
+            return jnp.sum(rows.values**2)
+
+        return jax.grad(loss)(x)
+
+    gradient = run(strategy, replica_fn, x, engine=engine)
+    assert parts(strategy, gradient) == [[[4.0], [8.0]], [[40.0]]]
+
+
+@both_engines
+def test_a_merge_call_inside_a_gradient_of_one_replica(engine):
+    def replica_fn(x):
+        def loss(x):
+            context = mx.distribute.get_replica_context()
+            return context.merge_call(lambda strategy, value: value * 2.0, (x,))
+
+        return jax.grad(loss)(x)
+
+    assert run(mirrored(1), replica_fn, 3.0, engine=engine) == 2.0
+
+
 @all_styles
 def test_an_integer_argument_and_closure_do_not_disturb_gradients(engine, strategy):
     with strategy.scope():

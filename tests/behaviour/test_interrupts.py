@@ -1,4 +1,4 @@
-"""Ctrl-C, or any exception of a signal's handler, in the middle of compiled steps."""
+"""Ctrl-C, or any exception of a signal's handler, in the middle of steps."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import threading
 
 import jax.numpy as jnp
 import pytest
+from helpers.waiting import SECONDS_TO_HANG
 
 import mirrax as mx
 
@@ -55,3 +56,30 @@ def test_no_variable_is_lost(two_cpus, raising_signal) -> None:
         timer.join()
         assert int(count.numpy()) - before in (done, done + 1)
         assert float(w[0, 0]) == 1.0
+
+
+@pytest.mark.parametrize("moment", ["start", "join"])
+def test_no_replica_waits_for_ever(two_cpus, monkeypatch, moment) -> None:
+    """An interrupt when the threads of eager replicas begin, or while they are unwound."""
+    replicas: list[threading.Thread] = []
+    original = getattr(threading.Thread, moment)
+
+    def interrupted(thread: threading.Thread) -> None:
+        replicas.append(thread)
+        monkeypatch.undo()
+        if moment == "start":
+            original(thread)
+        raise Alarm
+
+    def step() -> None:
+        replicas.append(threading.current_thread())
+        mx.distribute.get_replica_context().all_reduce("sum", 1.0)
+        raise KeyError
+
+    monkeypatch.setattr(threading.Thread, moment, interrupted)
+    with pytest.raises(Alarm):
+        two_cpus.run(step)
+    assert replicas
+    for thread in replicas:
+        thread.join(SECONDS_TO_HANG)
+        assert not thread.is_alive()

@@ -19,6 +19,7 @@ from helpers.engines import (
 )
 
 import mirrax as mx
+from mirrax._src.base.jax_compat import Tracer
 
 lengths = pytest.mark.parametrize(
     "lengths",
@@ -116,6 +117,23 @@ def test_an_all_gather_in_a_replica_joins_all_examples(engine, lengths):
         engine=engine,
     )
     assert parts(strategy, out) == [every.tolist()] * len(lengths)
+
+
+def test_a_step_that_has_to_run_as_plain_python_is_not_traced_for_ever():
+    strategy = mirrored(2)
+    calls = []
+
+    @mx.function
+    def step(x):
+        calls.append(x)
+        return mx.distribute.get_replica_context().all_gather(x, axis=0)
+
+    for k in range(1, 5):
+        x = per_replica(strategy, [1.0 * k], [2.0, 3.0])
+        assert parts(strategy, strategy.run(step, (x,))) == [[k, 2.0, 3.0]] * 2
+    traced = [x for x in calls if isinstance(x, Tracer)]
+    assert len(calls) - len(traced) == 8
+    assert len(traced) == 2  # the first call may have made variables
 
 
 @both_engines

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import threading
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -221,6 +222,36 @@ def test_donation_in_a_function_around_run():
     state = step(state)
     assert all(x.is_deleted() for x in old)
     assert parts(strategy, state) == [[1.0] * 10] * 2
+
+
+@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize("is_written", [False, True])
+def test_a_variable_whose_array_is_donated_says_so(n, is_written):
+    strategy = mirrored(n)
+    with strategy.scope():
+        v = mx.Variable(jnp.zeros(2), name="best")
+    state = strategy.replicate(jnp.zeros(2))
+    step = mx.function(lambda s: s + 1, donate_argnums=0)
+    use = mx.function(lambda: (v.assign_add(v) if is_written else v) * 2)
+    strategy.run(use)
+    state = strategy.run(step, (state,))
+    v.assign(state)
+    state = strategy.run(step, (state,))
+    for read in (lambda: strategy.run(use), lambda: strategy.run(use.fn), v.numpy):
+        with pytest.raises(RuntimeError, match="'best' has lost.*`donate_argnums`"):
+            read()
+    v.assign(state)
+    assert parts(strategy, strategy.run(use)) == [[8.0 if is_written else 4.0] * 2] * n
+
+
+def test_a_variable_of_no_strategy_mixes_with_arguments_on_any_device():
+    v, w = mx.Variable([1.0]), mx.Variable([2.0])
+    on = [jax.device_put(jnp.ones(1), device) for device in jax.devices()[:2]]
+    replace = mx.function(lambda x: v.assign(x * 2).read_value())
+    add = mx.function(lambda x: v.assign_add(w + x).read_value())
+    assert float(replace(on[1])[0]) == 2.0
+    assert [float(add(x)[0]) for x in (on[0], on[1], on[0])] == [5.0, 8.0, 11.0]
+    assert float((v + on[1])[0]) == float((v + on[0])[0]) == 12.0
 
 
 def test_donation_and_a_partial_batch_give_the_right_state():

@@ -14,7 +14,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from mirrax._src.base.devices import device_name
-from mirrax._src.base.jax_compat import Device
+from mirrax._src.base.jax_compat import Device, Tracer
 from mirrax._src.base.protocols import ClusterLike
 
 AXIS_NAME = "replica"
@@ -157,7 +157,8 @@ class ReplicaMesh:
 
     def local_view(self, value: Any, local_index: int) -> Any:
         """`value` as this worker's replica number `local_index` may use it: its own copy."""
-        if not isinstance(value, jax.Array) or not value.committed:
+        is_real = isinstance(value, jax.Array) and not isinstance(value, Tracer)
+        if not is_real or not value.committed:
             return value
         device = self.local_devices[local_index]
         if value.sharding.device_set == {device}:

@@ -207,7 +207,8 @@ class Function:
         self._traces: dict[Any, tuple[int, Any]] = {}
         self.inner: FunctionCache[Function] = FunctionCache(Function)
         self._split: dict[Variable, None] = {}  # what loops want in parts
-        self.cuts: dict[Any, list[Any]] = {}  # for uneven batches
+        # For uneven batches: programs, and why there is none.
+        self.cuts: dict[Any, tuple[list[Any], list[str]]] = {}
 
     def _check_names(self) -> None:
         """Raises for an argument that is named but that the function does not have."""

@@ -48,7 +48,6 @@ class _Replica(threading.Thread):
         self.result: Any = None
         self.error: BaseException | None = None
         self.is_done = False
-        self.start()
 
     def _main(self, body: Callable[[], Any]) -> None:
         self._go.acquire()
@@ -86,11 +85,9 @@ class _Replica(threading.Thread):
         return self.answer
 
     def abandon(self) -> None:
-        """Unwinds the replica if it is still waiting."""
-        if not self.is_done:
-            self._abandoned = True
-            self.step()
-        self.join()
+        """Unwinds the replica if it is still waiting, or where it waits next."""
+        self._abandoned = True
+        self._go.release()
 
 
 class Meeting:
@@ -108,6 +105,8 @@ class Meeting:
             for i, body in enumerate(bodies)
         ]
         try:
+            for replica in self._replicas:
+                replica.start()
             while True:
                 for i, replica in enumerate(self._replicas):
                     replica.step()
@@ -121,8 +120,19 @@ class Meeting:
                 for replica, answer in zip(self._replicas, answers):
                     replica.answer = answer
         finally:
+            self._unwind()
+
+    def _unwind(self) -> None:
+        """Ends all replicas, one after another; at once if that is interrupted, too."""
+        try:
             for replica in self._replicas:
                 replica.abandon()
+                if replica.is_alive():
+                    replica.join()
+        except BaseException:
+            for replica in self._replicas:
+                replica.abandon()
+            raise
 
     def meet(self, index: int, request: Request) -> Any:
         """Called by replica `index`: the answer to its request."""

@@ -33,7 +33,14 @@ from mirrax._src.engines.arguments import Call, placed
 from mirrax._src.engines.inputs import SignatureChanged, choose_input
 from mirrax._src.engines.traced import Trace
 from mirrax._src.state.distributed import DistributedVariable
-from mirrax._src.state.variable import Home, Variable, handed_out, lost
+from mirrax._src.state.variable import (
+    FAILED,
+    Home,
+    Variable,
+    handed_out,
+    lost,
+    note_donated,
+)
 
 _TWICE = (
     "An array is donated twice: one that `donate_argnums` names appears a second time among the "
@@ -54,8 +61,8 @@ def lies_on(variable: Variable, mesh: ReplicaMesh | None) -> bool:
 
 def one_copy_of(variable: Variable) -> jax.Array:
     """The value of a variable that has one, whatever strategy made it."""
-    stored = variable.stored
-    return stored.values[0] if isinstance(stored, PerReplica) else first_copy(stored)
+    value = variable.in_full()
+    return value.values[0] if isinstance(value, PerReplica) else first_copy(value)
 
 
 def layouts_match(trace: Trace) -> bool:
@@ -168,6 +175,8 @@ class Program:
         self._check_donated(inputs)
         try:
             with launching, self._unsealed():
+                # An array that no strategy has placed may lie where other arguments did.
+                self._home.is_whole &= all(v.strategy for v in self._reused)
                 if not layouts_match(self.trace):
                     raise SignatureChanged
                 run = self._run_watched if self._label else self._run
@@ -232,6 +241,8 @@ class Program:
                 home.arrays = written
                 if not home.is_whole or self._handed_on:
                     self._settle()
+                if self._donate and handed_out:
+                    note_donated()
             except SignatureChanged:
                 raise
             except BaseException as error:
@@ -275,7 +286,7 @@ class Program:
         """
         gone = [v for v, a in zip(self._reused, reused) if a.is_deleted()]
         if gone:
-            lost.update(v.number for v in gone)
+            lost.update((v.number, FAILED) for v in gone)
             error.add_note(
                 "The step failed while it updated variables in place: "
                 f"{', '.join(v.name for v in gone)} have lost their values. Assign them "

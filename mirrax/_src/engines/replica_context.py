@@ -109,7 +109,14 @@ class ReplicaContext:
             ]
 
         def pull_back(leaves: list[Any], gradients: list[Any]) -> list[Any]:
-            return self.all_reduce(op, gradients, options)
+            whole = [g.values if _is_sparse(g) else g for g in gradients]
+            own = self.all_reduce(op, whole, options)
+            sparse = [i for i, leaf in enumerate(leaves) if _is_sparse(leaf)]
+            rows = [leaves[i].values for i in sparse]  # which were joined
+            parts = self._own_slices(rows, [own[i] for i in sparse], 0)
+            for i, part in zip(sparse, parts):
+                own[i] = _gradient_like(leaves[i], part)
+            return own
 
         what = "all_reduce", f"{op.name} of {_show_tree(tree)}"
         return tree.unflatten(self._collective(what, merge, pull_back, leaves))
@@ -137,13 +144,8 @@ class ReplicaContext:
             return whole if mesh is None else [Mirrored.of(w, mesh) for w in whole]
 
         def pull_back(leaves: list[Any], gradients: list[Any]) -> list[Any]:
-            lengths = [np.int32(leaf.shape[axis]) for leaf in leaves]
-            starts = self.merge("all_gather", _start_positions, tuple(lengths))
             summed = self.all_reduce(ReduceOp.SUM, gradients, options)
-            return [
-                lax.dynamic_slice_in_dim(total, start, leaf.shape[axis], axis)
-                for total, start, leaf in zip(summed, starts, leaves)
-            ]
+            return self._own_slices(leaves, summed, axis)
 
         what = "all_gather", f"along axis {axis} of {_show_tree(tree)}"
         return tree.unflatten(self._collective(what, merge, pull_back, leaves))
@@ -172,6 +174,18 @@ class ReplicaContext:
         with context.changed(replica=None, updating=None):
             result = merge_fn(self._strategy, *args, **kwargs or {})
         return parts_of(result, self._strategy.replica_mesh, self._own_index)
+
+    def _own_slices(
+        self, leaves: list[Any], gathered: list[Any], axis: int
+    ) -> list[Any]:
+        """Of values that were gathered, what has come from this replica's `leaves`."""
+        if not leaves:
+            return []
+        lengths = [leaf.shape[axis] for leaf in leaves]
+        own = tuple(map(np.int32, lengths))
+        starts = self.merge("all_gather", _start_positions, own)
+        every = zip(gathered, starts, lengths)
+        return [lax.dynamic_slice_in_dim(g, at, n, axis) for g, at, n in every]
 
     def _collective(
         self, what: tuple[str, str], merge: Fn, pull_back: Fn, leaves: list[Any]
@@ -346,6 +360,12 @@ def check_gather_axis(value: Any, axis: int) -> None:
 
 def _is_sparse(value: Any) -> bool:
     return isinstance(value, IndexedSlices)
+
+
+def _gradient_like(slices: IndexedSlices, rows: jax.Array) -> IndexedSlices:
+    """The gradient `rows` of a value's; its indices have none."""
+    _, *others = jax.tree.leaves(slices)
+    return jax.tree.structure(slices).unflatten([rows, *[None] * len(others)])
 
 
 @functools.lru_cache(maxsize=1024)

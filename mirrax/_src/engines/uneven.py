@@ -57,15 +57,21 @@ def run_uneven(
     def cut_for(who: str, avals: tuple[jax.ShapeDtypeStruct, ...]) -> Cut:
         """The function for a replica's shapes; traced if it has not been yet."""
         key = ((strategy, None, settings.token), signature, avals)
-        known = function.cuts.setdefault(key, [])
+        known, refusals = function.cuts.setdefault(key, ([], []))
         for cut in known:
             if layouts_match(cut.trace):
                 return cut
+        if len(refusals) > 1:  # in plain Python the first call may have made variables
+            raise RunEagerly(refusals[-1])
         options = {"mode": Mode.UNEVEN, "may_forward": False, "who": who}
-        traced = until_no_new_variables(
-            lambda: trace_replica(strategy, fn, signature, avals, **options), fn
-        )
-        known.append(cut_trace(traced))
+        try:
+            traced = until_no_new_variables(
+                lambda: trace_replica(strategy, fn, signature, avals, **options), fn
+            )
+            known.append(cut_trace(traced))
+        except RunEagerly as reason:
+            refusals.append(str(reason))
+            raise
         function.note_trace(key)
         return known[-1]
 

@@ -38,8 +38,13 @@ handed_out: set[int] = set()
 # How an assignment combines what a variable holds with the value; None replaces it.
 Update = Callable[[Any, Any], Any] | None
 
-# The numbers of variables whose array was donated to a step that failed.
-lost: set[int] = set()
+# The numbers of variables whose array is gone, and how that came.
+lost: dict[int, str] = {}
+FAILED = "a step that updated it in place has failed."
+DONATED = (
+    "it shared its array with an argument that was donated (`donate_argnums`). Give one of "
+    "them a copy, `jnp.copy(x)`."
+)
 
 
 class Home:
@@ -134,8 +139,15 @@ class _VariableType(type):
 
 
 @hides(
-    *("become", "check_not_lost", "check_readable", "concrete", "convert"),
-    *("has_values", "home", "home_sharding", "in_full", "in_one_array", "is_slot"),
+    *(
+        "become",
+        "check_not_lost",
+        "check_readable",
+        "concrete",
+        "convert",
+        "has_values",
+    ),
+    *("home", "home_sharding", "in_full", "in_one_array", "is_gone", "is_slot"),
     *("move_to", "number", "replace_array", "store_agreed", "store_local", "stored"),
     *("strategy", "to_save", "with_dtype", "written_layout"),
 )
@@ -258,14 +270,23 @@ class Variable(NotInPlace, InParts, Atom, metaclass=_VariableType):
 
     def check_not_lost(self) -> None:
         """Raises if a failed step has taken the value; assigning gives a new one."""
-        if self.number not in lost:
+        why = lost.get(self.number)
+        if why is None:
             return
-        if self.in_one_array()[0].is_deleted():
+        if self.is_gone():
             raise RuntimeError(
-                f"Variable {self.name!r} has lost its value: a step that updated it in place "
-                "has failed. Assign it again, or restore a checkpoint."
+                f"Variable {self.name!r} has lost its value: {why} Assign it again, or restore "
+                "a checkpoint."
             )
-        lost.discard(self.number)
+        lost.pop(self.number, None)
+
+    def is_gone(self) -> bool:
+        """Whether the array was donated."""
+        found = self.home.arrays[self._slot]
+        if not isinstance(found, PerReplica):
+            return found.is_deleted()
+        arrays = found.values if found.array is None else (found.array,)
+        return any(array.is_deleted() for array in arrays)
 
     def check_readable(self) -> None:
         """Raises inside a trace of JAX's own, which would keep the value that it has now."""
@@ -469,10 +490,18 @@ class OrdinaryVariable(Variable):
     def __init__(
         self, spec: VariableSpec, strategy: StrategyLike | None = None
     ) -> None:
-        array = spec.initial_array()
-        if strategy is None and array.committed and len(array.devices()) == 1:
-            array = uncommitted(array)  # it belongs to no device in particular
-        self._setup(spec, strategy, array)
+        self._setup(spec, strategy, spec.initial_array())
+
+    def concrete(self, is_local: bool = False) -> Any:
+        with launching:
+            super().concrete()
+            return self.in_full()
+
+    def in_full(self) -> Any:
+        array = self.stored
+        if self.strategy is None and array.committed and len(array.devices()) == 1:
+            return uncommitted(array)  # it belongs to no device in particular
+        return array
 
 
 OrdinaryVariable.__name__ = OrdinaryVariable.__qualname__ = "Variable"
@@ -481,7 +510,15 @@ OrdinaryVariable.__name__ = OrdinaryVariable.__qualname__ = "Variable"
 def _forget(number: int) -> None:
     _all.pop(number, None)
     handed_out.discard(number)
-    lost.discard(number)
+    lost.pop(number, None)
+
+
+def note_donated() -> None:
+    """Looks which variables have shared an array that was just donated."""
+    for number in list(handed_out):
+        variable = _all[number]() if number in _all else None
+        if variable is not None and variable.is_gone():
+            lost[number] = DONATED
 
 
 def _fits(source: Any, target: Any) -> bool:

@@ -23,7 +23,13 @@ from mirrax._src.integrations.keras.private import JaxVariable, in_stateless_sco
 from mirrax._src.state.distributed import DistributedVariable
 from mirrax._src.state.foreign import Route
 from mirrax._src.state.on_read import SyncOnReadVariable
-from mirrax._src.state.variable import Variable, VariableSpec, handed_out, lost
+from mirrax._src.state.variable import (
+    FAILED,
+    Variable,
+    VariableSpec,
+    handed_out,
+    lost,
+)
 
 
 class _Here(threading.local):
@@ -102,7 +108,7 @@ class ValueRoute(Route):
     def write(self, obj: Any, variable: Variable, value: Any) -> None:
         if value is None:  # Keras gives the arrays to a step, which donates them
             if not isinstance(variable.stored, PerReplica):
-                lost.add(variable.number)
+                lost[variable.number] = FAILED
         elif context.current().frame is None and current_replica() is None:
             write_whole(variable, value)
         elif here.is_agreed:
