@@ -10,12 +10,9 @@ import functools
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mirrax._src.base.protocols import FrameLike, Mode, ReplicaLike, StrategyLike
-
-if TYPE_CHECKING:
-    from mirrax._src.base.values import Atom
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +27,6 @@ class Context:
     frame: FrameLike | None = None  # where variables are while a function is traced
     # The `mx.function` whose own Python runs on the host, and in which `run` compiles.
     compile_runs: Any = None
-    colocate_with: Atom | None = None  # the variable whose devices new ones are put on
 
 
 class _Stack(threading.local):

@@ -43,6 +43,8 @@ class MirroredVariable(DistributedVariable):
         return here.frame.read(self) if here.frame else self.concrete()
 
     def _assign_together(self, here: Context, value: Any, update: Update) -> None:
+        if isinstance(value, DistributedVariable) and value.strategy is self.strategy:
+            value = value.copies()  # copy by copy, as any distributed value
         # One new value makes copies the same again, whatever they were.
         given = value if update is None else (value, self._found(here))
         given = jax.tree.leaves(given, is_leaf=is_leaf)

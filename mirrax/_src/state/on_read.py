@@ -56,6 +56,8 @@ class SyncOnReadVariable(DistributedVariable):
                 f"Variable {self.name!r} has synchronization ON_READ and aggregation NONE: "
                 "it can only be assigned inside a replica."
             )
+        if isinstance(value, DistributedVariable):
+            value = value.read_value()
         if self.aggregation is VariableAggregation.SUM:
             is_slice = isinstance(update, SliceUpdate) and update.replaces
             if update is not None and not is_slice:

@@ -24,6 +24,7 @@ from mirrax._src.base.mesh import Layout
 from mirrax._src.base.protocols import StrategyLike
 from mirrax._src.base.reduce_op import VariableAggregation, VariableSynchronization
 from mirrax._src.base.values import Atom, Mirrored, PerReplica, join
+from mirrax._src.state.dtypes import check_fits
 from mirrax._src.state.frozen_rate import check_not_frozen
 from mirrax._src.state.parts import InParts, PartUpdate
 from mirrax._src.state.refusing import NotInPlace, as_array
@@ -66,12 +67,13 @@ def live_variables() -> list[Variable]:
 class VariableSpec:
     """What a call of `mx.Variable(...)` asks for."""
 
-    initial_value: Any
+    initial_value: Any = None
     trainable: bool | None = None
     name: str | None = None
     dtype: Any = None
     synchronization: VariableSynchronization = VariableSynchronization.AUTO
     aggregation: VariableAggregation = VariableAggregation.NONE
+    shape: Any = None
 
     def __post_init__(self) -> None:
         if self.aggregation is None:
@@ -107,9 +109,18 @@ class VariableSpec:
                 )
             if isinstance(value, np.ndarray):  # whose memory JAX may take over on CPUs
                 value = value.copy()
+            given = as_array(value, self.name)
+            if self.dtype is not None and not isinstance(value, np.ndarray):
+                check_fits(value, given.dtype, jnp.dtype(self.dtype), self.name)
             # With the dtype written out a Python number loses its weak type.
-            value = as_array(value, self.name)
-            return jnp.asarray(value, dtype=self.dtype or value.dtype)
+            array = jnp.asarray(given, dtype=self.dtype or given.dtype)
+            if self.shape is not None and tuple(self.shape) != array.shape:
+                raise ValueError(
+                    f"Variable {self.name!r}: `shape` is {tuple(self.shape)}, and the initial "
+                    f"value has shape {array.shape}. A variable keeps the shape of its "
+                    "initial value; leave `shape` out."
+                )
+            return array
 
 
 class _VariableType(type):
@@ -134,6 +145,12 @@ class _VariableType(type):
             return super().__call__(*args, **kwargs)
         if not args and "initial_value" not in kwargs:
             kwargs["initial_value"] = None  # which says what it should be
+        try:
+            cls.__signature__.bind(*args, **kwargs)
+        except TypeError as error:
+            raise TypeError(
+                f"mx.Variable() {error}: it is called as Variable{cls.__signature__}."
+            ) from None
         spec = VariableSpec(*args, **kwargs)
         return context.current().strategy.extended.create_variable(spec)
 
@@ -166,6 +183,7 @@ class Variable(NotInPlace, InParts, Atom, metaclass=_VariableType):
         dtype: The type to convert `initial_value` to.
         synchronization: When copies are brought together: `AUTO`, `ON_WRITE`, `ON_READ`.
         aggregation: How values that replicas assign are combined.
+        shape: What the shape of `initial_value` has to be.
     """
 
     __module__ = "mirrax"
@@ -418,12 +436,7 @@ class Variable(NotInPlace, InParts, Atom, metaclass=_VariableType):
                 "own part."
             )
         array = as_array(value, self.name)
-        if array.dtype != self.dtype and not _fits(array.dtype, self.dtype):
-            raise ValueError(
-                f"Variable {self.name!r} has dtype {self.dtype}; assigning a value of dtype "
-                f"{array.dtype} would lose information. Convert it first: "
-                f"`value.astype({self.dtype})`."
-            )
+        check_fits(value, array.dtype, self.dtype, self.name)
         return lax.convert_element_type(array, self.dtype)
 
     def _check_leak(self, value: Any) -> None:
@@ -519,15 +532,6 @@ def note_donated() -> None:
         variable = _all[number]() if number in _all else None
         if variable is not None and variable.is_gone():
             lost[number] = DONATED
-
-
-def _fits(source: Any, target: Any) -> bool:
-    order = (jnp.bool_, jnp.integer, jnp.floating, jnp.complexfloating)
-
-    def rank(dtype: Any) -> int:
-        return next(i for i, kind in enumerate(order) if jnp.issubdtype(dtype, kind))
-
-    return rank(source) <= rank(target)
 
 
 def updated(update: Update, read: Callable[[], Any], value: Any) -> Any:

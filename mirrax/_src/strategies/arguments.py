@@ -39,8 +39,8 @@ def checked_run(fn: Any, args: Any, options: Any) -> tuple[Any, ...]:
     if not callable(fn):
         raise TypeError(f"`run` needs a function, got {fn!r}.")
     if not isinstance(args, tuple | list):
-        raise TypeError(
-            f"`args` must be a tuple or list of arguments, got {type(args).__name__}; "
+        raise ValueError(
+            f"`args` must be a tuple or list of positional arguments, got {type(args).__name__}; "
             "a single argument is written `args=(x,)`."
         )
     if options is not None and not isinstance(options, RunOptions):

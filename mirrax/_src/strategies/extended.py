@@ -153,9 +153,6 @@ class StrategyExtended:
                 device = self._strategy.replica_mesh.devices[0]
                 variable.stored = jax.device_put(variable.stored, device)
             return variable
-        colocate = context.current().colocate_with
-        if colocate is not None and not isinstance(colocate, DistributedVariable):
-            return OrdinaryVariable(spec)
         if spec.synchronization is VariableSynchronization.ON_READ:
             return SyncOnReadVariable(spec, self._strategy)
         return MirroredVariable(spec, self._strategy)
@@ -163,26 +160,22 @@ class StrategyExtended:
     def colocate_vars_with(
         self, colocate_with_variable: Variable
     ) -> contextlib.AbstractContextManager[Any]:
-        """A scope in which new variables lie on the devices of `colocate_with_variable`."""
-        if not isinstance(colocate_with_variable, Variable):
+        """A scope in which new variables lie on the devices of `colocate_with_variable`.
+
+        All variables of a strategy lie on the same devices, so only the argument is checked.
+        """
+        v = colocate_with_variable
+        if not isinstance(v, Variable) or not self.variable_created_in_scope(v):
             raise ValueError(
                 "`colocate_vars_with` takes a variable that was made in this strategy's "
-                f"scope, got {colocate_with_variable!r}."
-            )
-        is_distributed = isinstance(colocate_with_variable, DistributedVariable)
-        if is_distributed and not self.variable_created_in_scope(
-            colocate_with_variable
-        ):
-            raise ValueError(
-                f"Variable {colocate_with_variable.name!r} was made in the scope of another "
-                "strategy; variables cannot be colocated with it here."
+                f"scope, got {v!r}."
             )
         if context.current().strategy is not self._strategy:
             raise RuntimeError(
                 "`colocate_vars_with` may only be used inside `strategy.scope()` of "
                 f"{self._strategy!r}."
             )
-        return context.changed(colocate_with=colocate_with_variable)
+        return contextlib.nullcontext()
 
     def experimental_make_numpy_dataset(
         self, numpy_input: PyTree, session: None = None
