@@ -76,6 +76,13 @@ def test_checkpoints_go_to_any_number_of_replicas(
     two_by_one.run_alike(lambda s: train(s, now, str(tmp_path), 3))
     saved = load_checkpoint(tmp_path / "c")
     assert any(v.shape == (36, 8) for k, v in saved.items() if "mu" in k)
+    sizes = [f.stat().st_size for f in sorted((tmp_path / "c").glob("pieces-*"))]
+    if now:  # each worker has written its half, and nothing but that
+        weights = initial_params("mlp").values()
+        divided = sum(v.nbytes for v in weights if any(d % 2 == 0 for d in v.shape))
+        assert sizes == [divided, divided]  # of two slots for each
+    else:
+        assert not sizes
     alone = train(mx.MirroredStrategy(["CPU:0", "CPU:1"]), not now, str(tmp_path), 2)
     found = two_by_one.run_alike(lambda s: train(s, now, str(tmp_path), 0))
     assert_close(found, alone)
