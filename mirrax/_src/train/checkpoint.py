@@ -185,7 +185,7 @@ class Checkpoint:
         It returns as soon as the values are safe from later steps; a thread writes them, and
         `sync` waits for it. An error of that thread is raised by the next `save` or `sync`;
         so call `sync` after the last one, or have it waited for. Of several workers all have
-        to call it, and only the first one writes.
+        to call it; the first one writes, of an optimizer's state in parts each its own.
 
         Args:
             file_prefix: Where, and the beginning of the name.
