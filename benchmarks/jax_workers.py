@@ -1,6 +1,6 @@
 """Training steps of workers with mirrax, and hand-written on JAX's distributed runtime.
 
-Run by `workers.py`, once for each worker: `jax_workers.py SIDE WORKER ADDRESSES FOLDER`.
+Run by `workers.py` and `sharded_state.py`, once for each worker: `jax_workers.py SIDE WORKER ADDRESSES FOLDER`.
 See `rivals/stepping.py`. Ways of one side share a process, and so its thread pool: mirrax
 sizes it itself, and the hand-written side gives each worker its share of the cores, which
 is faster than JAX's default here.
@@ -25,6 +25,7 @@ from rivals.stepping import Steps, Ways, Worker, answer
 from training import (
     AXIS,
     Reduce,
+    adam_step,
     distribute,
     handwritten,
     one_by_one,
@@ -126,6 +127,22 @@ def with_mirrax(worker: Worker) -> Ways:
     return {"mirrax variables": variables, "mirrax state": state}
 
 
+def with_adam(worker: Worker) -> Ways:
+    """Adam with its state on every device, and in parts."""
+    os.environ["TF_CONFIG"] = worker.tf_config
+    strategy = mx.distribute.MultiWorkerMirroredStrategy()
+
+    def way_of(shard_state: bool) -> Callable[[str], Steps]:
+        def make(name: str) -> Steps:
+            step, _ = adam_step(strategy, MODELS[name], shard_state)
+            batch = distribute(strategy, MODELS[name].make_batch())
+            return waiting(lambda: strategy.run(step, args=tuple(batch)), strategy)
+
+        return make
+
+    return {"mirrored": way_of(False), "in parts": way_of(True)}
+
+
 def waiting(step: Step, strategy: mx.distribute.Strategy | None = None) -> Steps:
     """Steps that are waited for at the end only, as in a training loop."""
 
@@ -141,7 +158,7 @@ def waiting(step: Step, strategy: mx.distribute.Strategy | None = None) -> Steps
     return steps
 
 
-SIDES = {"JAX": with_jax, "mirrax": with_mirrax}
+SIDES = {"JAX": with_jax, "mirrax": with_mirrax, "adam": with_adam}
 
 
 if __name__ == "__main__":

@@ -30,6 +30,7 @@ SCRIPTS = (
     "uneven",
     "input",
     "optimizer",
+    "sharded_state",
     "checks",
     "checkpoints",
     "models_of_others",

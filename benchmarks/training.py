@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from common import Devices, Step
 from jax import lax
 from jax.sharding import AxisType, Mesh, NamedSharding
@@ -180,6 +181,54 @@ def state_step(model: Model, total: int = 0) -> mx.Function:
         return [p - RATE * g for p, g in pairs], loss.reshape(1)
 
     return step
+
+
+def adam_step(
+    strategy: mx.distribute.Strategy, model: Model, shard_state: bool
+) -> tuple[mx.Function, mx.train.Optimizer]:
+    """A step of (x, y) that trains variables of its own with Adam, and the optimizer."""
+    with strategy.scope():
+        variables = [mx.Variable(p) for p in model.make_parameters()]
+        optimizer = mx.train.Optimizer(optax.adam(1e-3), shard_state=shard_state)
+    optimizer.build(variables)
+
+    @mx.function
+    def step(x: jax.Array, y: jax.Array) -> jax.Array:
+        def loss_fn() -> jax.Array:
+            params = [v.read_value() for v in variables]
+            return mean_loss(params, model, x, y, model.batch_size)
+
+        loss, gradients = mx.value_and_grad(loss_fn, variables)()
+        optimizer.apply_gradients(zip(gradients, variables))
+        return loss.reshape(1)
+
+    return step, optimizer
+
+
+def adam_state_step(
+    strategy: mx.distribute.Strategy, model: Model, shard_state: bool
+) -> Step:
+    """A step with Adam of parameters and a state that go in and come out."""
+    optimizer = mx.train.Optimizer(optax.adam(1e-3), shard_state=shard_state)
+    with strategy.scope():
+        params = strategy.replicate([jnp.asarray(p) for p in model.make_parameters()])
+        kept = params, optimizer.init(params)
+    x, y = distribute(strategy, model.make_batch())
+
+    @mx.function(donate_argnums=(0, 1))
+    def step(params: Any, state: Any, x: jax.Array, y: jax.Array) -> Any:
+        total = model.batch_size
+        loss, gradients = jax.value_and_grad(mean_loss)(params, model, x, y, total)
+        updates, state = optimizer.update(gradients, state, params)
+        return optax.apply_updates(params, updates), state, loss.reshape(1)
+
+    def run() -> Any:
+        nonlocal kept
+        *new, loss = strategy.run(step, args=(*kept, x, y))
+        kept = tuple(new)
+        return loss
+
+    return run
 
 
 MIRRAX: dict[str, MakeStep] = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -364,6 +365,34 @@ def test_a_state_that_cannot_be_made_in_parts() -> None:
         pytest.raises(ValueError, match="`peeking` cannot be traced"),
     ):
         optimizer.init({k: jnp.asarray(v) for k, v in initial_values().items()})
+
+
+@pytest.mark.parametrize("style", ["variables", "state"])
+def test_a_large_state_that_no_axis_divides(style: str) -> None:
+    """A warning names it; small odd arrays beside divided ones are no matter."""
+    strategy = mirrored(4)
+
+    def begin(**shapes: tuple[int, ...]) -> None:
+        optimizer = mx.train.Optimizer(optax.adam(1e-2), shard_state=True)
+        with strategy.scope():
+            if style == "state":
+                optimizer.init({k: jnp.zeros(s) for k, s in shapes.items()})
+            else:
+                each = [mx.Variable(jnp.zeros(s), name=k) for k, s in shapes.items()]
+                optimizer.build(each)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        begin(w=(1024, 1024), odd=(1001,))
+        begin(odd=(1001,))
+    with pytest.warns(
+        UserWarning, match="saves little: of the state of 'optim"
+    ) as told:
+        begin(w=(4, 4), words=(50257, 3))
+    (warning,) = told
+    assert "0/mu/words, [50257, 3]" in str(warning.message)
+    assert "a little larger, [50260, 3]" in str(warning.message)
+    assert "each of 4 devices holds 1.2 MiB, without it 1.2 MiB" in str(warning.message)
 
 
 # Looking at it --------------------------------------------------------------------------

@@ -76,6 +76,61 @@ def test_checkpoints_go_to_any_number_of_replicas(
     two_by_one.run_alike(lambda s: train(s, now, str(tmp_path), 3))
     saved = load_checkpoint(tmp_path / "c")
     assert any(v.shape == (36, 8) for k, v in saved.items() if "mu" in k)
+    sizes = [f.stat().st_size for f in sorted((tmp_path / "c").glob("pieces-*"))]
+    if now:  # each worker has written its half, and nothing but that
+        weights = initial_params("mlp").values()
+        divided = sum(v.nbytes for v in weights if any(d % 2 == 0 for d in v.shape))
+        assert sizes == [divided, divided]  # of two slots for each
+    else:
+        assert not sizes
     alone = train(mx.MirroredStrategy(["CPU:0", "CPU:1"]), not now, str(tmp_path), 2)
     found = two_by_one.run_alike(lambda s: train(s, now, str(tmp_path), 0))
     assert_close(found, alone)
+
+
+def save_twice(strategy: Any, folder: str, what: str) -> tuple[str, float]:
+    """What a worker hears of its second save, and a slot that is restored then."""
+    with strategy.scope():
+        v = mx.Variable(np.ones((8, 4), "float32"))
+        optimizer = mx.train.Optimizer(optax.adam(0.1), shard_state=True)
+    optimizer.build([v])
+    checkpoint = Checkpoint(v=v, optimizer=optimizer)
+    slot = optimizer.state[0].mu[v.name]
+    path = Path(folder) / "c"
+    slot.assign(np.full((8, 4), 1.0, "float32"))
+    checkpoint.write(path, wait=True)
+    slot.assign(np.full((8, 4), 2.0, "float32"))
+    is_second = strategy.cluster_resolver.task_id == 1
+    name, method = {
+        "disk": ("mirrax._src.train.pieces._write", no_space),
+        "unseen": ("pathlib.Path.is_dir", lambda path: ".tmp-" not in path.name),
+    }[what]
+    with pytest.MonkeyPatch.context() as patch:
+        if is_second:
+            patch.setattr(name, method)
+        try:
+            checkpoint.write(path, wait=True)
+            heard = "saved"
+        except OSError as error:
+            heard = str(error)
+    checkpoint.read(path)
+    return heard, float(slot.numpy()[0, 0])
+
+
+def no_space(*_: Any) -> None:
+    raise OSError(28, "No space left on device")
+
+
+def test_a_worker_that_cannot_write_its_part(two_by_one: Pool, tmp_path: Path) -> None:
+    """The checkpoint from before stays, and both workers hear of it."""
+    first, second = two_by_one.run(save_twice, str(tmp_path), "disk")
+    assert "1 could not write its part of the checkpoint" in first[0]
+    assert "No space left" in second[0]
+    assert first[1] == second[1] == 1.0
+
+
+def test_workers_without_a_common_directory(two_by_one: Pool, tmp_path: Path) -> None:
+    """The parts are gathered, and the first worker writes."""
+    for answer in two_by_one.run(save_twice, str(tmp_path), "unseen"):
+        assert answer == ("saved", 2.0)
+    assert not list((tmp_path / "c").glob("pieces-*"))

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.sharding import NamedSharding, PartitionSpec
 
 from mirrax._src.base import context
 from mirrax._src.base.arraylike import ArrayLike, NotOneArray
@@ -204,10 +205,12 @@ def gathered(array: jax.Array, mesh: ReplicaMesh | None) -> jax.Array:
     return array if mesh is None else _resharded(array, mesh.mirrored)
 
 
-def on_host(array: jax.Array, mesh: ReplicaMesh | None) -> np.ndarray:
+def on_host(array: jax.Array) -> np.ndarray:
     """A sharded array as NumPy's; every worker has to call it."""
     if not array.is_fully_addressable:
-        array = gathered(array, mesh).addressable_data(0)
+        sharding: Any = array.sharding
+        whole = NamedSharding(sharding.mesh, PartitionSpec())
+        array = _resharded(array, whole).addressable_data(0)
     return np.array(array)
 
 

@@ -409,21 +409,23 @@ class Roster:
         """Tells whoever looks at the job which checkpoint was written last."""
         self._link.send("saved", {"path": path, "step": self.steps})
 
-    def wait_for_note(self, name: str, count: int) -> None:
-        """Waits until another worker has announced that.
+    def wait_for_note(self, name: str, count: int, worker: int | None = None) -> None:
+        """Waits until the first worker has announced that, or `worker`, of itself.
 
         Raises:
             UnavailableError: If a worker is lost, or it takes longer than `step_timeout`.
         """
         deadline = time.monotonic() + self.step_timeout
+        key = name if worker is None else f"{name} {worker}"
+        worker = worker or 0
         with self._changed:
-            while self._notes.get(name, 0) < count:
+            while self._notes.get(key, 0) < count:
                 self.check()
                 if time.monotonic() > deadline:
                     raise UnavailableError(
-                        f"{self._describe(0)} has not {name} within {self.step_timeout:g} s, "
-                        f"while {self._me()} waits for it.",
-                        (0,),
+                        f"{self._describe(worker)} has not {name} within "
+                        f"{self.step_timeout:g} s, while {self._me()} waits for it.",
+                        (worker,),
                     )
                 self._changed.wait(_LOOK_SECONDS)
 

@@ -34,6 +34,7 @@ _SOON_SECONDS = 0.5
 _EXPLAINING_SECONDS = 5.0
 _LONGEST_REASON = 2000
 _WRITTEN = "written a checkpoint"
+_PART = "written its part of a checkpoint"
 _CONNECT_SECONDS = 120
 
 
@@ -195,6 +196,14 @@ class Cluster:
     def wait_until_written(self, count: int) -> None:
         """Waits until the first worker has written so many checkpoints."""
         self._roster.wait_for_note(_WRITTEN, count)
+
+    def announce_part(self, number: int) -> None:
+        """Tells the first worker that this one is done with its part of a checkpoint."""
+        self._roster.announce(f"{_PART} {self.worker}", number)
+
+    def wait_for_part(self, worker: int, number: int) -> None:
+        """Waits until a worker is done with its part of a checkpoint."""
+        self._roster.wait_for_note(_PART, number, worker)
 
     def request_stop(self, reason: str) -> None:
         """Asks all workers to stop at the same step."""

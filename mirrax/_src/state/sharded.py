@@ -64,8 +64,8 @@ class ShardedVariable(MirroredVariable):
         stored = self.stored
         if isinstance(stored, PerReplica):
             return stored.values[0]
-        # At once, so that never more than one slot is whole on the devices.
-        return on_host(stored, self.strategy.replica_mesh)
+        # Of many workers each has a part, and who saves has to bring these together.
+        return on_host(stored) if stored.is_fully_addressable else stored
 
     def home_sharding(self) -> Any:
         return self.strategy.replica_mesh.sharded(self.shape)

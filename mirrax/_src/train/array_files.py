@@ -26,10 +26,13 @@ def crc_of_file(file: Path) -> int:
     return crc
 
 
-def crc_of(array: np.ndarray) -> int:
+def crc_of(array: np.ndarray, before: int = 0) -> int:
+    """The checksum of an array, or of what had the checksum `before` and the array."""
+    import google_crc32c
+
     data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     data.flags.writeable = False  # what the library asks for
-    return crc(data)
+    return google_crc32c.extend(before, data)
 
 
 def crc(data: Any) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import threading
@@ -18,9 +19,11 @@ from mirrax._src.base.errors import DataLossError, warn_user
 from mirrax._src.base.hiding import all_brief, hides
 from mirrax._src.base.jax_compat import outside_traces
 from mirrax._src.base.logical import launching
+from mirrax._src.base.values import on_host
 from mirrax._src.cluster.runtime import current_cluster
 from mirrax._src.state.variable import OrdinaryVariable, Variable, VariableSpec
 from mirrax._src.train import exporting, storage
+from mirrax._src.train.pieces import Gathering, Pieces, is_spread
 from mirrax._src.train.restoring import Matching, RestoreStatus, open_checkpoint
 from mirrax._src.train.saving import (
     Item,
@@ -183,7 +186,7 @@ class Checkpoint:
         It returns as soon as the values are safe from later steps; a thread writes them, and
         `sync` waits for it. An error of that thread is raised by the next `save` or `sync`;
         so call `sync` after the last one, or have it waited for. Of several workers all have
-        to call it, and only the first one writes.
+        to call it; the first one writes, of an optimizer's state in parts each its own.
 
         Args:
             file_prefix: Where, and the beginning of the name.
@@ -243,26 +246,41 @@ class Checkpoint:
         place = Path(os.path.realpath(path))
         cluster = current_cluster()
         is_writer = cluster is None or cluster.worker == 0
-        arrays, values = self._take(is_writer)
+        arrays, values, together = self._take(is_writer, place)
         if not is_writer:
             # For who cleans up after it.
             place.parent.mkdir(parents=True, exist_ok=True)
             writer.leave_to_first_worker()
-            return path
-        writer.start(self, place, arrays, values, is_one_of_many, then)
+            if together is None:
+                return path
+            writer.start_part(self, place, arrays, together)
+        else:
+            writer.start(self, place, arrays, values, is_one_of_many, then, together)
         if options is not None and not options.experimental_enable_async_checkpoint:
             self.sync()
         return path
 
-    def _take(self, is_writer: bool) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Arrays and values as they are now."""
-        arrays, values = {}, {}
+    def _take(
+        self, is_writer: bool, place: Path | None = None
+    ) -> tuple[dict[str, Any], dict[str, Any], Gathering | None]:
+        """Arrays and values as they are now.
+
+        With a `place` for a checkpoint, of arrays that no worker has as a whole each worker
+        takes its own pieces, and the third result is how these come together.
+        """
+        arrays, values, together = {}, {}, None
         with launching:  # no other thread's step may take the memory meanwhile
             for name, item in self.collect().items.items():
                 (arrays if item.is_array else values)[name] = _taken(name, item)
+            spread = {n: a for n, a in arrays.items() if is_spread(a)}
+            if spread and place is not None:
+                together = _begin_together(place)
+            for name, array in spread.items():
+                # One after another, so that never more than one is whole on the devices.
+                arrays[name] = Pieces.of(array) if together else on_host(array)
             if is_writer:
                 _copy_to_host(arrays)
-        return arrays, values
+        return arrays, values, together
 
     def sync(self) -> None:
         """Waits until everything that was saved is on the disk.
@@ -305,7 +323,7 @@ class Checkpoint:
         """
         _check_outside("export")
         write, cluster = exporting.writer_for(format), current_cluster()
-        arrays, values = self._take(cluster is None or cluster.worker == 0)
+        arrays, values, _ = self._take(cluster is None or cluster.worker == 0)
         arrays.pop(_COUNTER, None)
         exporting.export(write, Path(path), arrays, values, overwrite, cluster)
         return os.fsdecode(path)
@@ -428,6 +446,24 @@ def _taken(name: str, item: Item) -> Any:
     except Exception as error:
         error.add_note(f"Raised while a checkpoint saved {name!r}; nothing was saved.")
         raise
+
+
+def _begin_together(place: Path) -> Gathering | None:
+    """Has all workers write the checkpoint `place`; None if they do not share a directory."""
+    cluster = current_cluster()
+    assert cluster is not None
+    if cluster.worker > 0:
+        return Gathering.begin(cluster, None)
+    try:
+        hidden = storage.begin(place)
+    except OSError:
+        with contextlib.suppress(OSError):
+            Gathering.begin(cluster, None)
+        raise
+    together = Gathering.begin(cluster, hidden)
+    if together is None:
+        storage.abandon(hidden)
+    return together
 
 
 def _check_keys(value: Any) -> None:

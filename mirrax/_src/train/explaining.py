@@ -10,8 +10,11 @@ from typing import Any
 import jax
 
 from mirrax._src.base.devices import show_bytes
+from mirrax._src.base.errors import warn_user
 from mirrax._src.base.mesh import ReplicaMesh
 from mirrax._src.base.values import PyTree
+
+_WORTH_A_WORD = 1024 * 1024
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,27 @@ class StatePlan:
         last = f"{now} on each of {self.num_replicas} device(s)"
         without = f"; {whole} without `shard_state`" if self.shard_state else ""
         return "\n".join([*lines, last + without])
+
+
+def warn_if_undivided(name: str, shapes: PyTree, mesh: ReplicaMesh) -> None:
+    """Tells when most of what a device will hold is what no axis divides."""
+    plan = plan_state(shapes, mesh, mesh.size, True)
+    whole = [slot for slot in plan.slots if slot.axis is None]
+    held = sum(slot.nbytes for slot in whole)
+    if held < _WORTH_A_WORD or held <= plan.bytes_per_device / 2:
+        return
+    largest = max(whole, key=lambda slot: slot.nbytes)
+    longest = max(largest.shape)
+    axis, padded = largest.shape.index(longest), list(largest.shape)
+    padded[axis] += -longest % mesh.size
+    now, before = map(show_bytes, (plan.bytes_per_device, plan.bytes_if_mirrored))
+    warn_user(
+        f"`shard_state=True` saves little: of the state of {name!r} each of {mesh.size} devices "
+        f"holds {now}, without it {before}. An array is divided only along an axis whose length "
+        f"is a multiple of {mesh.size}, and {len(whole)} have none; the largest is "
+        f"{largest.name}, {list(largest.shape)}. Make its variable a little larger, {padded}, "
+        "or use another number of replicas; `optimizer.explain()` shows all of it."
+    )
 
 
 StatePlan.__module__ = Slot.__module__ = "mirrax.train"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -39,9 +40,33 @@ def _is_entry(entry: Any) -> bool:
         jnp.dtype(entry["dtype"])
     except TypeError:
         return False
+    if not _is_shape(entry.get("shape")) or "crc" not in entry:
+        return False
+    if "pieces" in entry:
+        pieces = entry["pieces"]
+        return isinstance(pieces, list) and all(_is_piece(p, entry) for p in pieces)
     is_placed = _is_count(entry.get("at")) != isinstance(entry.get("file"), str)
-    is_key = "key" not in entry or _is_key(entry["key"])
-    return is_placed and is_key and _is_shape(entry.get("shape")) and "crc" in entry
+    return is_placed and ("key" not in entry or _is_key(entry["key"]))
+
+
+def _is_piece(piece: Any, entry: Any) -> bool:
+    """Where a piece of an array is, inside the file and inside the array."""
+    return (
+        isinstance(piece, dict)
+        and isinstance(piece.get("file"), str)
+        and re.fullmatch(r"pieces-\d+", piece["file"]) is not None
+        and _is_count(piece.get("at"))
+        and _is_shape(piece.get("start"))
+        and _is_shape(piece.get("shape"))
+        and len(piece["start"]) == len(piece["shape"]) == len(entry["shape"])
+        and all(
+            start + size <= whole
+            for start, size, whole in zip(
+                piece["start"], piece["shape"], entry["shape"]
+            )
+        )
+        and "crc" in piece
+    )
 
 
 def _is_key(key: Any) -> bool:

@@ -29,6 +29,7 @@ from mirrax._src.collectives.algorithms import NcclAllReduce
 from mirrax._src.collectives.options import CommunicationOptions
 from mirrax._src.collectives.scattering import ScatterProgram
 from mirrax._src.engines.global_view import in_global_view
+from mirrax._src.train.explaining import warn_if_undivided
 
 if TYPE_CHECKING:
     from mirrax._src.train.transforming import Transforming
@@ -47,13 +48,15 @@ class StateInParts:
         try:
             shapes = jax.eval_shape(begin, whole)
             places = jax.tree.map(lambda x: mesh.sharded(x.shape), shapes)
-            return jax.jit(begin, out_shardings=places)(whole)
+            state = jax.jit(begin, out_shardings=places)(whole)
         except (TypeError, jax.errors.JAXTypeError) as error:
             raise ValueError(
                 f"The state of {self._optimizer.name!r} cannot be sharded: "
                 f"`{self._optimizer.describe()}` cannot be traced by JAX, which has to make each part of it "
                 f"on its own device. Leave out `shard_state`. JAX says: {error}"
             ) from error
+        warn_if_undivided(self._optimizer.name, shapes, mesh)
+        return state
 
     def init(self, params: PyTree) -> PyTree:
         """A new state, in functional style."""

@@ -362,7 +362,8 @@ def _check_array(shape: tuple[int, ...], dtype: Any, entry: Any) -> str | None:
 def _whole(name: str, leaf: Any) -> Any:
     """An array that is given to a checkpoint, as one array."""
     if isinstance(leaf, Sharded):
-        return on_host(leaf.array, leaf.mesh)
+        array = leaf.array
+        return on_host(array) if array.is_fully_addressable else array
     if isinstance(leaf, Mirrored):
         leaf = leaf.array if leaf.array is not None else leaf.values[0]
     if not isinstance(leaf, jax.Array):

@@ -2,6 +2,7 @@
 
     ckpt-7/mirrax.json   names, shapes and dtypes, values that are not arrays, checksums
     ckpt-7/arrays/       the arrays, written by Orbax
+    ckpt-7/pieces-1      what worker 1 has of arrays that lie in parts (`pieces.py`)
 
 It is written under a hidden name and renamed when all of it is on the disk. Arrays under
 256 KiB are packed into one: Orbax takes 0.3 ms or more for each array, however small.
@@ -30,10 +31,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from mirrax._src.base.errors import DataLossError
-from mirrax._src.train import array_files
+from mirrax._src.train import array_files, pieces
 from mirrax._src.train.manifest import is_well_formed
+from mirrax._src.train.pieces import Gathering, Pieces
 
-FORMAT = 1
+FORMAT = 2  # 1 has no pieces, and is what is written without them
 _MANIFEST = "mirrax.json"
 _ARRAYS = "arrays"
 _PACKED = "packed"
@@ -107,10 +109,11 @@ def write(
     arrays: Mapping[str, Any],
     values: Mapping[str, Any],
     is_one_of_many: bool,
+    gathering: Gathering | None = None,
 ) -> Contents:
     """Writes a checkpoint that was begun, and gives it its name."""
     try:
-        _write_files(hidden, path, arrays, values, is_one_of_many)
+        _write_files(hidden, path, arrays, values, is_one_of_many, gathering)
         _take_place(hidden, path)
         return read_contents(path)
     except Exception as error:
@@ -136,9 +139,40 @@ def _write_files(
     arrays: Mapping[str, Any],
     values: Mapping[str, Any],
     is_one_of_many: bool,
+    gathering: Gathering | None,
 ) -> None:
+    if gathering is not None:
+        gathering.write_own(arrays)
+    entries, written = _write_arrays(hidden, arrays), {}
+    if gathering is not None:
+        in_pieces, written = gathering.collect()
+        entries |= in_pieces
+    files = {
+        str(f.relative_to(hidden)): (f.stat().st_size, array_files.crc_of_file(f))
+        for f in sorted(hidden.rglob("*"))
+        if f.is_file() and f.name not in written
+    }
+    content = {
+        "format": FORMAT if gathering else 1,
+        "sequence": _next_sequence(path.parent) if is_one_of_many else 0,
+        "saved_at": time.time(),
+        "arrays": entries,
+        "values": dict(values),
+        "files": files | written,
+    }
+    text = json.dumps(content)
+    whole = json.dumps({"crc": array_files.crc(text.encode()), "content": content})
+    (hidden / _MANIFEST).write_text(whole)
+    for each in (*hidden.rglob("*"), hidden):
+        _sync_to_disk(each)
+
+
+def _write_arrays(hidden: Path, arrays: Mapping[str, Any]) -> dict[str, Any]:
+    """Writes the arrays that the first worker has as a whole; what the manifest says of them."""
     entries, large, packed = {}, {}, bytearray()
     for name, value in arrays.items():
+        if isinstance(value, Pieces):
+            continue
         entry: dict[str, Any] = {}
         if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
             entry["key"] = {
@@ -166,24 +200,7 @@ def _write_files(
         large[_PACKED] = np.frombuffer(packed, np.uint8)
     if large:
         array_files.save_arrays(hidden / _ARRAYS, large)
-    files = {
-        str(f.relative_to(hidden)): (f.stat().st_size, array_files.crc_of_file(f))
-        for f in sorted(hidden.rglob("*"))
-        if f.is_file()
-    }
-    content = {
-        "format": FORMAT,
-        "sequence": _next_sequence(path.parent) if is_one_of_many else 0,
-        "saved_at": time.time(),
-        "arrays": entries,
-        "values": dict(values),
-        "files": files,
-    }
-    text = json.dumps(content)
-    whole = json.dumps({"crc": array_files.crc(text.encode()), "content": content})
-    (hidden / _MANIFEST).write_text(whole)
-    for each in (*hidden.rglob("*"), hidden):
-        _sync_to_disk(each)
+    return entries
 
 
 def _take_place(hidden: Path, path: Path) -> None:
@@ -393,10 +410,13 @@ def read_arrays(contents: Contents, names: Collection[str]) -> dict[str, Any]:
     packed = found.get(_PACKED, np.empty(0, np.uint8))
     arrays = {}
     for name, entry in entries.items():
-        is_large = "file" in entry
         try:
+            if "pieces" in entry:
+                arrays[name] = pieces.read(contents.path, entry)
+                continue
+            is_large = "file" in entry
             array = found[entry["file"]] if is_large else _unpacked(entry, packed)
-        except ValueError:  # it is not there
+        except (ValueError, FileNotFoundError):  # it is not there
             array = np.empty(0)
         as_told = array.shape == tuple(entry["shape"])
         if not as_told or array_files.crc_of(array) != entry["crc"]:

@@ -13,6 +13,7 @@ from mirrax._src.base import hooks
 from mirrax._src.base.errors import warn_user
 from mirrax._src.cluster.runtime import current_cluster
 from mirrax._src.train import storage
+from mirrax._src.train.pieces import Gathering
 from mirrax._src.train.storage import Contents
 
 _PATIENCE_SECONDS = 60
@@ -40,38 +41,68 @@ class Writer:
         values: Mapping[str, Any],
         is_one_of_many: bool,
         then: Callable[[Contents], None] | None = None,
+        gathering: Gathering | None = None,
     ) -> None:
         """Begins to write a checkpoint; when it is on the disk, `then` hears of it.
 
         Raises:
             OSError: If its directory cannot be made, or the owner's last one was not written.
         """
-        self.wait(owner)
+        hidden = gathering and gathering.hidden
+        try:
+            self.wait(owner)
+            hidden = hidden or storage.begin(path)
+            what = hidden, path, arrays, values, is_one_of_many, gathering
+            self._start(owner, path, self._write, (then, *what))
+        except BaseException:
+            if hidden is not None:
+                storage.abandon(hidden)
+            raise
+
+    def start_part(
+        self, owner: Any, path: Path, arrays: Mapping[str, Any], gathering: Gathering
+    ) -> None:
+        """Begins to write this worker's part of a checkpoint of the first worker's."""
+        try:
+            self._wait_for_own()
+            self._raise(owner)
+            self._start(owner, path, self._write_part, (arrays, gathering))
+        except BaseException:
+            gathering.end()
+            raise
+
+    def _start(
+        self, owner: Any, path: Path, work: Callable[..., None], args: tuple[Any, ...]
+    ) -> None:
         done = threading.Event()
         with self._lock:
             self._wait_at_exit(path)
-            hidden = storage.begin(path)
+            self._pending[done] = path
             try:
-                self._pending[done] = path
                 threading.Thread(
-                    target=self._write,
-                    args=(
-                        done,
-                        owner,
-                        then,
-                        hidden,
-                        path,
-                        arrays,
-                        values,
-                        is_one_of_many,
-                    ),
+                    target=work,
+                    args=(done, owner, *args),
                     name=f"mirrax-save-{path.name}",
                     daemon=True,
                 ).start()
             except BaseException:
-                storage.abandon(hidden)
                 done.set()
                 raise
+
+    def _write_part(
+        self,
+        done: threading.Event,
+        owner: Any,
+        arrays: Mapping[str, Any],
+        gathering: Gathering,
+    ) -> None:
+        try:
+            with self._writing:
+                gathering.write_own(arrays)
+        except Exception as error:
+            self._errors[owner] = error
+        finally:
+            done.set()
 
     def wait(self, owner: Any = None) -> None:
         """Waits for what is being written, and raises what went wrong for `owner`."""
