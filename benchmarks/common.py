@@ -21,11 +21,12 @@ import sys
 import tempfile
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import date
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jaxlib
@@ -162,11 +163,32 @@ def is_installed(python: str, *modules: str) -> bool:
     return subprocess.run([python, "-c", code, *modules]).returncode == 0
 
 
+class NoAnswer(RuntimeError):
+    """A rival has failed or hangs.
+
+    Attributes:
+        is_late: Whether its time was up, so that it was killed.
+        reason: Why, in a line without names of this machine's files.
+    """
+
+    def __init__(self, where: str, timeout: float | None, errors: str) -> None:
+        self.is_late = timeout is not None
+        lines = [line.strip() for line in errors.splitlines()]
+        telling = [s for s in lines if "Error" in s or "rendezvous" in s]
+        if timeout is not None:
+            self.reason = f"no answer in {timeout:.0f} s"
+        else:
+            self.reason = f"fails: {(telling or ['without a message'])[-1][:150]}"
+        super().__init__(f"{where}: {self.reason}\n{errors}")
+
+
 class Rival:
     """A script in a process of its own that does a piece of work whenever it is asked.
 
     It reads the name of the work as a line and prints JSON as one when it is done.
     """
+
+    running: ClassVar[weakref.WeakSet[Rival]] = weakref.WeakSet()
 
     def __init__(self, arguments: Sequence[str], python: str = sys.executable) -> None:
         self._name = " ".join(arguments)
@@ -179,6 +201,13 @@ class Rival:
             text=True,
             env=_environment(),
         )
+        Rival.running.add(self)
+
+    @classmethod
+    def kill_all(cls) -> None:
+        """Ends all of them at once, so that nobody waits for an answer any more."""
+        for rival in list(cls.running):
+            rival.process.kill()
 
     def ask(self, work: str, timeout: float = 300) -> Any:
         """The answer; a process that gives none in time is ended."""
@@ -193,14 +222,18 @@ class Rival:
         assert self.process.stdout
         try:
             self.send(work)
-            return json.loads(self.process.stdout.readline())
-        except (OSError, ValueError):
-            self._errors.seek(0)
-            last = "".join(self._errors.readlines()[-20:])
-            how = f"gave no answer in {timeout:.0f} s" if late.is_set() else "failed"
-            raise RuntimeError(f"{self._name} {how} at {work!r}:\n{last}") from None
+            line = self.process.stdout.readline()
+        except OSError:
+            line = ""
         finally:
             deadline.cancel()
+        with contextlib.suppress(ValueError):
+            if not late.is_set():  # else it was killed, even if it has just answered
+                return json.loads(line)
+        self._errors.seek(0)
+        last = "".join(self._errors.readlines()[-20:])
+        where = f"{self._name} at {work!r}"
+        raise NoAnswer(where, timeout if late.is_set() else None, last)
 
     def send(self, work: str) -> None:
         """Asks without waiting for the answer."""
