@@ -22,7 +22,7 @@ import tempfile
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import date
 from pathlib import Path
@@ -83,36 +83,59 @@ def interleaved(
     """Milliseconds a step of each variant, one figure for each round.
 
     Each round runs the same number of steps of every variant and waits for the last one
-    only, as a training loop does. Who is stopped (Ctrl-C, SIGTERM) after a whole round gets
-    the figures so far.
+    only, as a training loop does.
     """
-    if _stopped:
-        raise KeyboardInterrupt
     for step in variants.values():
         seconds_of(step)
     slowest = max(min(seconds_of(step) for _ in range(3)) for step in variants.values())
     count = max(1, math.ceil(round_seconds / slowest))
-    order = list(variants)
-    shuffle = random.Random(0).shuffle
-    figures: dict[str, list[float]] = {name: [] for name in variants}
+
+    def measure(name: str) -> float:
+        step, last = variants[name], None
+        start = time.perf_counter()
+        for _ in range(count):
+            last = step()
+        jax.block_until_ready(last)
+        return (time.perf_counter() - start) / count * 1e3
+
+    found = in_turns(variants, rounds, measure)
+    return {name: np.array(values) for name, values in found.items()}
+
+
+def in_turns(
+    names: Iterable[Any], rounds: int, measure: Callable[[Any], Any], at_least: int = 1
+) -> dict[Any, list[Any]]:
+    """What `measure` gives for each name in each round; the order in a round is random.
+
+    Who is stopped (Ctrl-C, SIGTERM) after `at_least` whole rounds gets what there is.
+    """
+    if _stopped:
+        raise KeyboardInterrupt
+    order, shuffle = list(names), random.Random(0).shuffle
+    figures: dict[Any, list[Any]] = {name: [] for name in order}
     try:
         for _ in range(rounds):
             shuffle(order)
             for name in order:
-                step, last = variants[name], None
-                start = time.perf_counter()
-                for _ in range(count):
-                    last = step()
-                jax.block_until_ready(last)
-                figures[name].append((time.perf_counter() - start) / count * 1e3)
+                figures[name].append(measure(name))
     except KeyboardInterrupt:
         whole = min(map(len, figures.values()))
-        if not whole:
+        if whole < at_least:
             raise
         _stopped.append(True)
         print(f"stopped after {whole} of {rounds} rounds", flush=True)
         figures = {name: values[:whole] for name, values in figures.items()}
-    return {name: np.array(values) for name, values in figures.items()}
+    return figures
+
+
+@contextlib.contextmanager
+def until_stopped() -> Iterator[None]:
+    """Ends early on Ctrl-C or SIGTERM, so that what follows can show what there is."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        _stopped.append(True)
+        print("stopped: this is what there is", flush=True)
 
 
 _stopped: list[bool] = []
@@ -249,6 +272,10 @@ class Rival:
             self.process.wait(timeout=20)
         except subprocess.TimeoutExpired:
             self.process.kill()
+            self.process.wait()
+        assert self.process.stdout
+        self.process.stdout.close()
+        self._errors.close()
 
 
 def _environment() -> dict[str, str]:

@@ -1,10 +1,10 @@
 """A checkpoint on disk: a directory that is there as a whole or not at all.
 
     ckpt-7/mirrax.json   names, shapes and dtypes, values that are not arrays, checksums
-    ckpt-7/arrays/       the arrays, written by Orbax
+    ckpt-7/arrays/       the arrays, written by TensorStore
 
 It is written under a hidden name and renamed when all of it is on the disk. Arrays under
-256 KiB are packed into one: Orbax takes 0.3 ms or more for each array, however small.
+256 KiB are packed into one, because each array has a price, however small.
 """
 
 from __future__ import annotations
@@ -138,6 +138,9 @@ def _write_files(
     is_one_of_many: bool,
 ) -> None:
     entries, large, packed = {}, {}, bytearray()
+    for value in arrays.values():
+        if isinstance(value, jax.Array):  # a copy on its device
+            value.copy_to_host_async()
     for name, value in arrays.items():
         entry: dict[str, Any] = {}
         if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
@@ -182,7 +185,8 @@ def _write_files(
     text = json.dumps(content)
     whole = json.dumps({"crc": array_files.crc(text.encode()), "content": content})
     (hidden / _MANIFEST).write_text(whole)
-    for each in (*hidden.rglob("*"), hidden):
+    places = sorted(hidden.rglob("*"), key=Path.is_dir)  # files first
+    for each in (*places, hidden):
         _sync_to_disk(each)
 
 
@@ -303,7 +307,7 @@ def _sync_to_disk(path: Path) -> None:
 
 
 def _explained(error: Exception, path: Path) -> Exception:
-    """An error of Orbax as what it is: TensorStore's are all ValueErrors."""
+    """An error of the disk as what it is: TensorStore's are all ValueErrors."""
     code = re.search(r"os_error_code='(\d+)'", str(error))
     number = int(code[1]) if code else getattr(error, "errno", None)
     if number is None:
