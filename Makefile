@@ -101,6 +101,7 @@ bench: install
 $(PEERS)/.installed:
 	test -x $(PEERS)/bin/python || $(PYTHON) -m venv $(PEERS)
 	$(PEERS)/bin/python $(INSTALL) tensorflow-cpu torch==2.13.0 keras grain 'jax>=0.10,<0.11'
+	KERAS_BACKEND=jax $(PEERS)/bin/python -c 'import grain, keras, tensorflow, torch._dynamo'  # compiles them, out of the run's time
 	touch $@
 
 bench-peers: install $(PEERS)/.installed

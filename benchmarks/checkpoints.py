@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import random
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -20,7 +19,16 @@ from typing import Any
 
 import jax
 import numpy as np
-from common import Devices, Ratio, Report, Rival, find_devices, is_installed, parser
+from common import (
+    Devices,
+    Ratio,
+    Report,
+    Rival,
+    find_devices,
+    in_turns,
+    is_installed,
+    parser,
+)
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from rivals.saving import LAYOUTS, MakeWay, Way, answer
 
@@ -187,13 +195,12 @@ def measure(
     layout: str, libraries: dict[str, Rival], report: Report
 ) -> dict[str, Figures]:
     """Checkpoints of all ways in turn; the first of each is not compared."""
-    order, shuffle = list(libraries), random.Random(0).shuffle
-    answers: dict[str, list[dict[str, float]]] = {name: [] for name in libraries}
-    for _ in range(1 + (3 if report.options.quick else 15)):
-        for name in order:
-            asked = json.dumps([name, layout, report.options.folder])
-            answers[name].append(libraries[name].ask(asked))
-        shuffle(order)
+
+    def measure_one(name: str) -> dict[str, float]:
+        return libraries[name].ask(json.dumps([name, layout, report.options.folder]))
+
+    rounds = 1 + (3 if report.options.quick else 15)
+    answers = in_turns(libraries, rounds, measure_one, at_least=2)
     return {
         name: {part: np.array([found[part] for found in every]) for part in PARTS}
         for name, every in answers.items()

@@ -21,11 +21,12 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import date
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jaxlib
@@ -82,36 +83,59 @@ def interleaved(
     """Milliseconds a step of each variant, one figure for each round.
 
     Each round runs the same number of steps of every variant and waits for the last one
-    only, as a training loop does. Who is stopped (Ctrl-C, SIGTERM) after a whole round gets
-    the figures so far.
+    only, as a training loop does.
     """
-    if _stopped:
-        raise KeyboardInterrupt
     for step in variants.values():
         seconds_of(step)
     slowest = max(min(seconds_of(step) for _ in range(3)) for step in variants.values())
     count = max(1, math.ceil(round_seconds / slowest))
-    order = list(variants)
-    shuffle = random.Random(0).shuffle
-    figures: dict[str, list[float]] = {name: [] for name in variants}
+
+    def measure(name: str) -> float:
+        step, last = variants[name], None
+        start = time.perf_counter()
+        for _ in range(count):
+            last = step()
+        jax.block_until_ready(last)
+        return (time.perf_counter() - start) / count * 1e3
+
+    found = in_turns(variants, rounds, measure)
+    return {name: np.array(values) for name, values in found.items()}
+
+
+def in_turns(
+    names: Iterable[Any], rounds: int, measure: Callable[[Any], Any], at_least: int = 1
+) -> dict[Any, list[Any]]:
+    """What `measure` gives for each name in each round; the order in a round is random.
+
+    Who is stopped (Ctrl-C, SIGTERM) after `at_least` whole rounds gets what there is.
+    """
+    if _stopped:
+        raise KeyboardInterrupt
+    order, shuffle = list(names), random.Random(0).shuffle
+    figures: dict[Any, list[Any]] = {name: [] for name in order}
     try:
         for _ in range(rounds):
             shuffle(order)
             for name in order:
-                step, last = variants[name], None
-                start = time.perf_counter()
-                for _ in range(count):
-                    last = step()
-                jax.block_until_ready(last)
-                figures[name].append((time.perf_counter() - start) / count * 1e3)
+                figures[name].append(measure(name))
     except KeyboardInterrupt:
         whole = min(map(len, figures.values()))
-        if not whole:
+        if whole < at_least:
             raise
         _stopped.append(True)
         print(f"stopped after {whole} of {rounds} rounds", flush=True)
         figures = {name: values[:whole] for name, values in figures.items()}
-    return {name: np.array(values) for name, values in figures.items()}
+    return figures
+
+
+@contextlib.contextmanager
+def until_stopped() -> Iterator[None]:
+    """Ends early on Ctrl-C or SIGTERM, so that what follows can show what there is."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        _stopped.append(True)
+        print("stopped: this is what there is", flush=True)
 
 
 _stopped: list[bool] = []
@@ -162,11 +186,32 @@ def is_installed(python: str, *modules: str) -> bool:
     return subprocess.run([python, "-c", code, *modules]).returncode == 0
 
 
+class NoAnswer(RuntimeError):
+    """A rival has failed or hangs.
+
+    Attributes:
+        is_late: Whether its time was up, so that it was killed.
+        reason: Why, in a line without names of this machine's files.
+    """
+
+    def __init__(self, where: str, timeout: float | None, errors: str) -> None:
+        self.is_late = timeout is not None
+        lines = [line.strip() for line in errors.splitlines()]
+        telling = [s for s in lines if "Error" in s or "rendezvous" in s]
+        if timeout is not None:
+            self.reason = f"no answer in {timeout:.0f} s"
+        else:
+            self.reason = f"fails: {(telling or ['without a message'])[-1][:150]}"
+        super().__init__(f"{where}: {self.reason}\n{errors}")
+
+
 class Rival:
     """A script in a process of its own that does a piece of work whenever it is asked.
 
     It reads the name of the work as a line and prints JSON as one when it is done.
     """
+
+    running: ClassVar[weakref.WeakSet[Rival]] = weakref.WeakSet()
 
     def __init__(self, arguments: Sequence[str], python: str = sys.executable) -> None:
         self._name = " ".join(arguments)
@@ -179,6 +224,13 @@ class Rival:
             text=True,
             env=_environment(),
         )
+        Rival.running.add(self)
+
+    @classmethod
+    def kill_all(cls) -> None:
+        """Ends all of them at once, so that nobody waits for an answer any more."""
+        for rival in list(cls.running):
+            rival.process.kill()
 
     def ask(self, work: str, timeout: float = 300) -> Any:
         """The answer; a process that gives none in time is ended."""
@@ -193,14 +245,18 @@ class Rival:
         assert self.process.stdout
         try:
             self.send(work)
-            return json.loads(self.process.stdout.readline())
-        except (OSError, ValueError):
-            self._errors.seek(0)
-            last = "".join(self._errors.readlines()[-20:])
-            how = f"gave no answer in {timeout:.0f} s" if late.is_set() else "failed"
-            raise RuntimeError(f"{self._name} {how} at {work!r}:\n{last}") from None
+            line = self.process.stdout.readline()
+        except OSError:
+            line = ""
         finally:
             deadline.cancel()
+        with contextlib.suppress(ValueError):
+            if not late.is_set():  # else it was killed, even if it has just answered
+                return json.loads(line)
+        self._errors.seek(0)
+        last = "".join(self._errors.readlines()[-20:])
+        where = f"{self._name} at {work!r}"
+        raise NoAnswer(where, timeout if late.is_set() else None, last)
 
     def send(self, work: str) -> None:
         """Asks without waiting for the answer."""
@@ -216,6 +272,10 @@ class Rival:
             self.process.wait(timeout=20)
         except subprocess.TimeoutExpired:
             self.process.kill()
+            self.process.wait()
+        assert self.process.stdout
+        self.process.stdout.close()
+        self._errors.close()
 
 
 def _environment() -> dict[str, str]:

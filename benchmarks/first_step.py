@@ -12,7 +12,15 @@ from statistics import median
 
 import jax
 import numpy as np
-from common import Devices, Report, cpu_devices, parser, run_python, seconds_of
+from common import (
+    Devices,
+    Report,
+    cpu_devices,
+    parser,
+    run_python,
+    seconds_of,
+    until_stopped,
+)
 from models import MODELS
 from training import MakeStep, handwritten, with_variables
 
@@ -32,15 +40,18 @@ def main() -> None:
     report = Report("first_step", given)
     rows: list[list[object]] = []
     times: dict[tuple[str, int], float] = {}
-    for count in REPLICAS:
-        for side in SIDES:
-            arguments = [__file__, "--side", side, "--replicas", str(count)]
-            repeats = 1 if given.quick else 3
-            times[side, count] = median(run_python(arguments) for _ in range(repeats))
-        rows.append([count, *(times[side, count] for side in SIDES)])
+    repeats = 1 if given.quick else 3
+    with until_stopped():
+        for count in REPLICAS:
+            for side in SIDES:
+                arguments = [__file__, "--side", side, "--replicas", str(count)]
+                found = [run_python(arguments) for _ in range(repeats)]
+                times[side, count] = median(found)
+            rows.append([count, *(times[side, count] for side in SIDES)])
     report.table("Seconds to the end of the first step", ("replicas", *SIDES), rows)
-    ratio = times["mirrax", REPLICAS[-1]] / times["mirrax", 2]
-    report.check(f"first step, {REPLICAS[-1]} replicas / 2", ratio, TARGET)
+    if len(rows) == len(REPLICAS):
+        ratio = times["mirrax", REPLICAS[-1]] / times["mirrax", 2]
+        report.check(f"first step, {REPLICAS[-1]} replicas / 2", ratio, TARGET)
     report.finish()
 
 

@@ -9,14 +9,13 @@ the same round. What it adds is fitted as a + b n.
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 import numpy as np
-from common import Devices, Report, Step, find_devices, parser
+from common import Devices, Report, Step, find_devices, in_turns, parser, until_stopped
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -35,17 +34,18 @@ def main() -> None:
     sides = {"variables": with_variables, "state": with_state}
     rows: list[list[object]] = []
     added: dict[str, list[np.ndarray]] = {name: [] for name in sides}
-    for count in COUNTS:
-        steps = {name: make(count, devices) for name, make in sides.items()}
-        figures = time_calls({"bare": bare(count, devices), **steps}, batches)
-        for name in sides:
-            added[name].append(figures[name] - figures["bare"])
-        medians = {name: float(np.median(values)) for name, values in figures.items()}
-        differences = [float(np.median(added[name][-1])) for name in sides]
-        rows.append([count, *medians.values(), *differences])
+    with until_stopped():
+        for count in COUNTS:
+            steps = {name: make(count, devices) for name, make in sides.items()}
+            figures = time_calls({"bare": bare(count, devices), **steps}, batches)
+            for name in sides:
+                added[name].append(figures[name] - figures["bare"])
+            medians = [float(np.median(values)) for values in figures.values()]
+            differences = [float(np.median(added[name][-1])) for name in sides]
+            rows.append([count, *medians, *differences])
     header = ["n", "bare", *sides, *(f"{name} add" for name in sides)]
     report.table("Microseconds a call, by number of variables", header, rows)
-    for name in sides:
+    for name in sides if len(rows) == len(COUNTS) else ():
         fixed, slope = fit(added[name])
         what = f"host time added to `run`, {name}"
         report.check(what, fixed, MOST_ADDED[name][0], unit="us")
@@ -111,21 +111,20 @@ def with_state(count: int, devices: Devices) -> Step:
 
 def time_calls(sides: dict[str, Step], batches: int) -> dict[str, np.ndarray]:
     """Microseconds a call of each side, one figure for each batch of calls."""
-    order = list(sides)
-    shuffle = random.Random(0).shuffle
-    figures: dict[str, list[float]] = {name: [] for name in sides}
-    for name in order * 3:
+    for name in list(sides) * 3:
         jax.block_until_ready(sides[name]())
-    for _ in range(batches):
-        shuffle(order)
-        for name in order:
-            call = sides[name]
-            jax.block_until_ready(call())
-            start = time.perf_counter()
-            for _ in range(CALLS):
-                last = call()
-            figures[name].append((time.perf_counter() - start) / CALLS * 1e6)
-            jax.block_until_ready(last)
+
+    def measure(name: str) -> float:
+        call = sides[name]
+        jax.block_until_ready(call())
+        start = time.perf_counter()
+        for _ in range(CALLS):
+            last = call()
+        seconds = time.perf_counter() - start
+        jax.block_until_ready(last)
+        return seconds / CALLS * 1e6
+
+    figures = in_turns(sides, batches, measure)
     return {name: np.array(values) for name, values in figures.items()}
 
 

@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Sequence
 from statistics import median
 
-from common import Report, parser, run_python
+from common import Report, parser, run_python, until_stopped
 
 ROWS = {
     "import mirrax": (),
@@ -38,10 +38,14 @@ def main() -> None:
         # Where the environment forbids bytecode this would measure Python's compiler.
         os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
         os.environ["PYTHONPYCACHEPREFIX"] = cache
-        times = {name: seconds_of(parts, repeats) for name, parts in ROWS.items()}
+        times: dict[str, list[float]] = {}
+        with until_stopped():
+            for name, parts in ROWS.items():
+                times[name] = seconds_of(parts, repeats)
     rows = [[name, median(found), min(found)] for name, found in times.items()]
     report.table("Seconds after `import jax`", ("", "median", "least"), rows)
-    report.check("import mirrax", median(times["import mirrax"]), TARGET, unit="s")
+    if "import mirrax" in times:
+        report.check("import mirrax", median(times["import mirrax"]), TARGET, unit="s")
     report.finish()
 
 

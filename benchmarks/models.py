@@ -150,6 +150,12 @@ def vector_losses(params: Arrays, x: jax.Array, y: jax.Array) -> jax.Array:
     return sum((jnp.sum((x - p) ** 2, axis=-1) for p in params), start=0.0 * y)
 
 
+def losses_named(model: str) -> Callable[[Arrays, jax.Array, jax.Array], jax.Array]:
+    """The losses of one of the loops that `peers.py` names."""
+    other = {"variables": vector_losses, "transformer": transformer().losses}
+    return other.get(model, mlp_losses)
+
+
 def _normalize(x: jax.Array, gain: jax.Array, bias: jax.Array) -> jax.Array:
     x = x - x.mean(-1, keepdims=True)
     return x * lax.rsqrt((x**2).mean(-1, keepdims=True) + 1e-6) * (1 + gain) + bias

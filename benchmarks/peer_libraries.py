@@ -15,9 +15,10 @@ class Peer:
 
 
 MIRRAX = Peer("mirrax", "mirrax")
-EACH, PACKED = (
+EACH, PACKED, GATHERED = (
     Peer("JAX, psum each", "jax", "each"),
     Peer("JAX, packed", "jax", "packed"),
+    Peer("JAX, packed and gathered", "jax", "gathered"),
 )
 TF, TF_FEW = (
     Peer("TensorFlow", "tensorflow"),

@@ -4,7 +4,8 @@ Input, forward, backward, reduction, optimizer and loss together, with mirrax, h
 in JAX, and under TensorFlow, PyTorch's DistributedDataParallel and Keras 3 (`--python` names
 an interpreter that has them); then input alone, then faults. Every peer runs in processes of
 its own with a time limit: one that fails or hangs is a row that says so. All is done in
-`--seconds`; the tables are written to PEERS.md, also after Ctrl-C, and `--resume` goes on.
+`--seconds`; the tables are written to PEERS.md, also after Ctrl-C, and `--resume` goes on. The
+short table of a whole run goes into the README as well.
 """
 
 from __future__ import annotations
@@ -22,21 +23,23 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import Rival, describe_machine, is_installed
-from models import Model, mlp, small_variables
+from common import NoAnswer, Rival, describe_machine, is_installed
+from models import Model, mlp, small_variables, transformer
 from peer_faults import measure_faults
-from peer_libraries import DDP, EACH, KERAS, MIRRAX, PACKED, TF, TF_FEW, Peer
-from peer_report import Cell, write_report
+from peer_libraries import DDP, EACH, GATHERED, KERAS, MIRRAX, PACKED, TF, TF_FEW, Peer
+from peer_report import FAULTS, Cell, update_readme, write_report
 from workers import Workers
 
 HERE = Path(__file__).parent
 RIVALS = HERE / "rivals"
-RESULTS = HERE.parent / "build" / "peers.json"
+RESULTS = HERE.parent / "build"
+README = HERE.parent / "README.md"
+OUT_OF_TIME = "out of time"
 LIMIT = 75.0  # seconds for a peer's first step, and for each later answer
 MODULES = {"tensorflow": "tensorflow", "torch": "torch", "keras": "keras"}
 VERSIONS = ("tensorflow", "tensorflow-cpu", "torch", "keras", "grain", "jax")
@@ -60,12 +63,12 @@ class Row:
 def rows_of(is_quick: bool) -> list[Row]:
     many, count = (8, 200) if is_quick else (32, 1000)
     one = (MIRRAX, EACH, PACKED, TF, DDP, KERAS)
-    two = (MIRRAX, EACH, PACKED, TF, TF_FEW, DDP)
+    two = (MIRRAX, PACKED, GATHERED, TF, TF_FEW, DDP)
     if is_quick:
-        one, two = (MIRRAX, PACKED, TF, DDP, KERAS), (MIRRAX, PACKED, TF, DDP)
+        one, two = (MIRRAX, PACKED, TF, DDP, KERAS), (MIRRAX, GATHERED, TF, DDP)
     large, small = "MLP 784-1024-1024-10", "MLP 784-128-128-10"
     some = (MIRRAX, EACH, PACKED, TF)
-    return [
+    rows = [
         Row(f"2 workers, {large}", "large", two, workers=2),
         Row(f"2 workers, {small}", "small", two, workers=2),
         Row(f"2 replicas, {large}", "large", one),
@@ -73,6 +76,12 @@ def rows_of(is_quick: bool) -> list[Row]:
         Row(f"{many} replicas, 20 layers of 64", "deep", some, many),
         Row(f"{count} small variables, 2 replicas", "variables", some),
     ]
+    attention = "transformer, 2 layers of 128, batch 32, Adam"
+    return (
+        rows
+        if is_quick
+        else [*rows, Row(f"2 replicas, {attention}", "transformer", one)]
+    )
 
 
 def models_of(is_quick: bool) -> dict[str, Model]:
@@ -81,8 +90,17 @@ def models_of(is_quick: bool) -> dict[str, Model]:
         "small": mlp(784, 128, 128, 10),
         "deep": mlp(*[64] * 20, 10),
         "variables": small_variables(200 if is_quick else 1000),
+        "transformer": replace(transformer(), batch_size=32),
         "odd": mlp(784, 128, 128, 10),
     }
+
+
+def input_rows(is_quick: bool) -> int:
+    return 10_000 if is_quick else 60_000
+
+
+def input_title(is_quick: bool) -> str:
+    return f"input, {input_rows(is_quick):,} shuffled rows of 784 floats"
 
 
 def main() -> None:
@@ -94,25 +112,34 @@ def main() -> None:
     options.add_argument("--only", default="", help="rows whose title contains this")
     options.add_argument("--output", type=Path, default=HERE, help="a folder")
     given = options.parse_args()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, stop)
     run = Run(
         given, time.monotonic() + (given.seconds or (225 if given.quick else 870))
     )
-    if given.resume and RESULTS.exists():
-        run.found = json.loads(RESULTS.read_text())
+    if given.resume and run.results.exists():
+        run.found = json.loads(run.results.read_text())
     try:
         with tempfile.TemporaryDirectory() as folder:
             run.all_of(Path(folder))
     except KeyboardInterrupt:
         print("stopped: writing what there is", flush=True)
-    finally:
-        facts = {
-            **describe_machine(),
-            "peers": versions_of(given.python),
-            "quick": given.quick,
-        }
-        write_report(run.found, facts, given.output)
-        print(f"wrote {given.output / 'PEERS.md'}")
+    facts = {
+        **describe_machine(),
+        "peers": versions_of(given.python),
+        "quick": given.quick,
+    }
+    write_report(run.found, facts, given.output)
+    print(f"wrote {given.output / 'PEERS.md'}")
+    if run.is_whole and given.output == HERE:
+        update_readme(README, HERE / "PEERS.md")
+        print(f"wrote its short table to {README}")
+
+
+def stop(*_: Any) -> None:
+    """On Ctrl-C nothing is waited for any more."""
+    Rival.kill_all()
+    raise KeyboardInterrupt
 
 
 @dataclass
@@ -127,6 +154,23 @@ class Run:
     def left(self) -> float:
         return self.deadline - time.monotonic()
 
+    @property
+    def results(self) -> Path:
+        name = "peers-quick.json" if self.given.quick else "peers.json"
+        return RESULTS / name
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all was measured, at full length."""
+        titles = [row.title for row in rows_of(False)] + [input_title(False), FAULTS]
+        return not self.given.quick and all(map(self.is_done, titles))
+
+    def is_done(self, title: str) -> bool:
+        """Whether a table needs no other run: it is there, and time was enough for it."""
+        cells = self.found.get(title, {})
+        texts = [c.get("said", "") + c.get("problem", "") for c in cells.values()]
+        return bool(cells) and not any(OUT_OF_TIME in text for text in texts)
+
     def all_of(self, folder: Path) -> None:
         write_models(folder, self.given.quick)
         is_quick = self.given.quick
@@ -134,16 +178,14 @@ class Run:
             (row.title, 1, lambda *a, row=row: self.measure(row, folder, *a))
             for row in rows_of(is_quick)
         ]
-        count = 10_000 if is_quick else 60_000
-        title = f"input, {count:,} shuffled rows of 784 floats"
-        parts.append((title, 1, lambda *a: self.measure_input(count, *a)))
+        parts.append((input_title(is_quick), 1, self.measure_input))
 
         def start(*how: Any) -> Workers:
             return self.start(*how, folder=folder)
 
         faults = functools.partial(measure_faults, start, is_quick)
-        parts.append(("faults", 1 if is_quick else 3, faults))
-        parts = [p for p in parts if self.given.only in p[0] and p[0] not in self.found]
+        parts.append((FAULTS, 2 if is_quick else 3, faults))
+        parts = [p for p in parts if self.given.only in p[0] and not self.is_done(p[0])]
         for i, (title, weight, measure) in enumerate(parts):
             share = self.left * weight / sum(weight for _, weight, _ in parts[i:])
             if self.left < 5:
@@ -159,8 +201,8 @@ class Run:
             self.save()
 
     def save(self) -> None:
-        RESULTS.parent.mkdir(exist_ok=True)
-        RESULTS.write_text(json.dumps(self.found, indent=1))
+        self.results.parent.mkdir(exist_ok=True)
+        self.results.write_text(json.dumps(self.found, indent=1))
 
     def start(self, peer: Peer, replicas: int, workers: int, folder: Path) -> Workers:
         """The processes of a peer."""
@@ -221,8 +263,9 @@ class Run:
                 if ms is not None:
                     cells[peer.name].setdefault("figures", []).append(ms)
 
-    def measure_input(self, count: int, cells: dict[str, Cell], seconds: float) -> None:
+    def measure_input(self, cells: dict[str, Cell], seconds: float) -> None:
         """Rows a second that each pipeline brings to two logical devices."""
+        count = input_rows(self.given.quick)
         end = time.monotonic() + seconds
         asked = {
             "our": ("mirrax", "NumPy and device_put"),
@@ -239,6 +282,9 @@ class Run:
                 rival = Rival([script, str(count), "2", "cpu"], python)
                 stack.callback(rival.close)
                 for name in names:
+                    if rival.process.poll() is not None:
+                        cells[name]["problem"] = "not tried: its process has ended"
+                        continue
                     with saying_why(cells[name]):
                         rival.ask(name, max(5.0, min(LIMIT, end - time.monotonic())))
                         pipelines[name] = rival
@@ -280,21 +326,12 @@ def summary_of(cell: Cell) -> str:
 @contextlib.contextmanager
 def saying_why(cell: Cell) -> Iterator[None]:
     """Notes in `cell` why a peer has failed."""
-    begin = time.monotonic()
     try:
         yield
+    except NoAnswer as error:
+        cell["problem"] = error.reason
     except RuntimeError as error:
-        lines = [line for line in str(error).splitlines() if line.strip()]
-        what = next(
-            (s for s in reversed(lines) if "Error" in s or "rendezvous" in s), lines[-1]
-        )
-        seconds = time.monotonic() - begin
-        is_late = "no answer" in str(error)
-        cell["problem"] = (
-            f"no answer in {seconds:.0f} s"
-            if is_late
-            else f"failed: {what.strip()[:150]}"
-        )
+        cell["problem"] = str(error)
 
 
 def check_losses(cells: dict[str, Cell]) -> None:

@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from common import CHECK_HEADER, Check, print_table
+from common import CHECK_HEADER, Check, print_table, until_stopped
 
 HERE = Path(__file__).resolve().parent
 SCRIPTS = (
@@ -61,12 +61,13 @@ def main() -> int:
     options.add_argument("--json", type=Path, metavar="FILE", help="write results here")
     given = options.parse_args()
     results, failed = [], []
-    for script in given.scripts or SCRIPTS:
-        result = run(script, given)
-        if result:
-            results.append(result)
-        else:
-            failed.append(script)
+    with until_stopped():
+        for script in given.scripts or SCRIPTS:
+            result = run(script, given)
+            if result:
+                results.append(result)
+            else:
+                failed.append(script)
     if given.json:
         given.json.write_text(json.dumps(results, indent=2) + "\n")
     summarize(results)

@@ -7,13 +7,22 @@ one of an epoch is.
 
 from __future__ import annotations
 
-import random
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from common import Devices, Ratio, Report, Step, find_devices, parser, seconds_of
+from common import (
+    Devices,
+    Ratio,
+    Report,
+    Step,
+    find_devices,
+    in_turns,
+    parser,
+    seconds_of,
+    until_stopped,
+)
 from models import MODELS, Model
 from training import distribute, state_step, variables_step
 
@@ -30,13 +39,14 @@ def main() -> None:
     model = MODELS["small"]
     rounds = 5 if options.quick else 200
     rows: list[list[object]] = []
-    for name, make in {"variables": with_variables, "state": with_state}.items():
-        full, partial = make(model, devices)
-        times = alternate({"full": full, "partial": partial}, rounds)
-        ratio = Ratio.of(times["partial"], times["full"])
-        medians = [float(np.median(values)) for values in times.values()]
-        rows.append([name, *medians, str(ratio)])
-        report.check(f"partial batch, {name} / full", ratio.median, TARGET)
+    with until_stopped():
+        for name, make in {"variables": with_variables, "state": with_state}.items():
+            full, partial = make(model, devices)
+            times = alternate({"full": full, "partial": partial}, rounds)
+            ratio = Ratio.of(times["partial"], times["full"])
+            medians = [float(np.median(values)) for values in times.values()]
+            rows.append([name, *medians, str(ratio)])
+            report.check(f"partial batch, {name} / full", ratio.median, TARGET)
     shape = " + ".join(str(size) for size in partial_sizes(len(devices)))
     title = f"{model.name}, milliseconds a step; the partial batch has {shape} rows"
     report.table(title, ("step", "full", "partial", "partial / full"), rows)
@@ -97,15 +107,9 @@ def check_loss(model: Model, losses: Any, replicas: int) -> None:
 
 def alternate(steps: dict[str, Step], rounds: int) -> dict[str, np.ndarray]:
     """Milliseconds of single steps, in turn and in random order."""
-    order = list(steps)
-    shuffle = random.Random(0).shuffle
-    times: dict[str, list[float]] = {name: [] for name in steps}
-    for name in order * 3:
+    for name in list(steps) * 3:
         seconds_of(steps[name])
-    for _ in range(rounds):
-        shuffle(order)
-        for name in order:
-            times[name].append(seconds_of(steps[name]) * 1e3)
+    times = in_turns(steps, rounds, lambda name: seconds_of(steps[name]) * 1e3)
     return {name: np.array(values) for name, values in times.items()}
 
 

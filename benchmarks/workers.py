@@ -15,7 +15,6 @@ import argparse
 import contextlib
 import json
 import math
-import random
 import socket
 import subprocess
 import sys
@@ -26,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import Ratio, Report, Rival, better, is_installed, parser
+from common import Ratio, Report, Rival, better, in_turns, is_installed, parser
 from models import MODELS, Model
 from rivals.stepping import save
 
@@ -200,15 +199,8 @@ def measure(
     rounds, seconds = (3, 0.05) if is_quick else (30, 0.25)
     slowest = max(workers.train(way, model, 3)[0] for way, workers in ways.items())
     count = max(2, math.ceil(seconds * 1e3 / slowest))
-    order, shuffle = list(ways), random.Random(0).shuffle
-    figures: dict[str, list[float]] = {way: [] for way in ways}
-    with contextlib.suppress(KeyboardInterrupt):  # shows the rounds so far
-        for _ in range(rounds):
-            shuffle(order)
-            for way in order:
-                figures[way].append(ways[way].train(way, model, count)[0])
-    whole = min(map(len, figures.values()))
-    return {way: np.array(values[:whole]) for way, values in figures.items()}
+    figures = in_turns(ways, rounds, lambda way: ways[way].train(way, model, count)[0])
+    return {way: np.array(values) for way, values in figures.items()}
 
 
 if __name__ == "__main__":

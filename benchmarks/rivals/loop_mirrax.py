@@ -11,14 +11,13 @@ sys.path.append(str(Path(__file__).parents[1]))
 
 import jax
 import jax.numpy as jnp
-from looping import MOMENTUM, ODD, RATE, Loop, run
-from models import mlp_losses, vector_losses
-from stepping import Steps
+from looping import ADAM_RATE, MOMENTUM, ODD, RATE, Loop, Training, run
+from models import losses_named
 
 import mirrax as mx
 
 
-def make(loop: Loop) -> Steps:
+def make(loop: Loop) -> Training:
     jax.config.update("jax_platforms", "cpu")
     if loop.workers > 1:
         os.environ["TF_CONFIG"] = loop.worker.tf_config
@@ -29,10 +28,14 @@ def make(loop: Loop) -> Steps:
     rows = mx.data.Dataset.from_tensor_slices((loop.x, loop.y))
     rows = rows.batch(loop.batch, drop_remainder=loop.model != ODD).repeat()
     batches = iter(strategy.experimental_distribute_dataset(rows))
-    losses_of = vector_losses if loop.is_variables else mlp_losses
+    losses_of = losses_named(loop.model)
     with strategy.scope():
         variables = [mx.Variable(p) for p in loop.parameters]
-        optimizer = mx.train.Optimizer("sgd", learning_rate=RATE, momentum=MOMENTUM)
+        optimizer = (
+            mx.train.Optimizer("adam", learning_rate=ADAM_RATE)
+            if loop.is_transformer
+            else mx.train.Optimizer("sgd", learning_rate=RATE, momentum=MOMENTUM)
+        )
 
     def replica_step(x: Any, y: Any) -> Any:
         def loss_fn() -> Any:
@@ -53,7 +56,10 @@ def make(loop: Loop) -> Steps:
             loss = step(next(batches))
         return float(loss) / loop.workers
 
-    return steps
+    state = mx.train.Checkpoint(
+        variables=variables, optimizer=optimizer, batches=batches
+    )
+    return Training(steps, lambda path: state.write(path, wait=True), state.read)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from mirrax._src.base.values import on_host
 from mirrax._src.cluster.runtime import current_cluster
 from mirrax._src.state.variable import OrdinaryVariable, Variable, VariableSpec
 from mirrax._src.train import exporting, storage
+from mirrax._src.train.copying import out_of_reach
 from mirrax._src.train.pieces import Gathering, Pieces, is_spread
 from mirrax._src.train.restoring import Matching, RestoreStatus, open_checkpoint
 from mirrax._src.train.saving import (
@@ -279,7 +280,7 @@ class Checkpoint:
                 # One after another, so that never more than one is whole on the devices.
                 arrays[name] = Pieces.of(array) if together else on_host(array)
             if is_writer:
-                _copy_to_host(arrays)
+                arrays = out_of_reach(arrays)
         return arrays, values, together
 
     def sync(self) -> None:
@@ -474,18 +475,6 @@ def _check_keys(value: Any) -> None:
     inner = value.values() if isinstance(value, dict) else value
     for each in inner if isinstance(value, dict | list | tuple) else ():
         _check_keys(each)
-
-
-def _copy_to_host(arrays: dict[str, Any]) -> None:
-    """Copies arrays, whose memory the next step may reuse; all transfers at once."""
-    there = {n: a for n, a in arrays.items() if isinstance(a, jax.Array)}
-    for array in there.values():
-        array.copy_to_host_async()
-    for name, array in there.items():
-        is_key = jax.numpy.issubdtype(array.dtype, jax.dtypes.prng_key)
-        is_here = next(iter(array.devices())).platform == "cpu"  # NumPy gets a view
-        copy = np.array if is_here else np.asarray
-        arrays[name] = jax.numpy.copy(array) if is_key else copy(array)
 
 
 def _check_outside(what: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import secrets
 import shutil
@@ -15,7 +16,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from mirrax._src.cluster.runtime import Cluster
-from mirrax._src.train import array_files
 
 Writer = Callable[[Path, Mapping[str, np.ndarray], Mapping[str, Any]], None]
 
@@ -126,7 +126,26 @@ def _write_orbax(
             f"Orbax cannot save empty arrays: {', '.join(empty)}. Leave them out, "
             "or export with `format='safetensors'`."
         )
-    array_files.save_arrays(path, _nested({**arrays, **values}))
+    import orbax.checkpoint as ocp
+
+    # Of several workers one writes, and must not wait for the others.
+    alone = ocp.options.MultiprocessingOptions(
+        primary_host=jax.process_index(),
+        active_processes={jax.process_index()},
+        barrier_sync_key_prefix=path.name,
+    )
+    handler = ocp.PyTreeCheckpointHandler(
+        use_compression=False, multiprocessing_options=alone
+    )
+    log = logging.getLogger("absl")
+    level = log.level
+    log.setLevel(logging.CRITICAL)  # an error is raised, no need to print it as well
+    try:
+        ocp.Checkpointer(handler, multiprocessing_options=alone).save(
+            path.absolute(), args=ocp.args.PyTreeSave(_nested({**arrays, **values}))
+        )
+    finally:
+        log.setLevel(level)
 
 
 def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:

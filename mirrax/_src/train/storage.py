@@ -1,11 +1,11 @@
 """A checkpoint on disk: a directory that is there as a whole or not at all.
 
     ckpt-7/mirrax.json   names, shapes and dtypes, values that are not arrays, checksums
-    ckpt-7/arrays/       the arrays, written by Orbax
+    ckpt-7/arrays/       the arrays, written by TensorStore
     ckpt-7/pieces-1      what worker 1 has of arrays that lie in parts (`pieces.py`)
 
 It is written under a hidden name and renamed when all of it is on the disk. Arrays under
-256 KiB are packed into one: Orbax takes 0.3 ms or more for each array, however small.
+256 KiB are packed into one, because each array has a price, however small.
 """
 
 from __future__ import annotations
@@ -163,13 +163,17 @@ def _write_files(
     text = json.dumps(content)
     whole = json.dumps({"crc": array_files.crc(text.encode()), "content": content})
     (hidden / _MANIFEST).write_text(whole)
-    for each in (*hidden.rglob("*"), hidden):
+    places = sorted(hidden.rglob("*"), key=Path.is_dir)  # files first
+    for each in (*places, hidden):
         _sync_to_disk(each)
 
 
 def _write_arrays(hidden: Path, arrays: Mapping[str, Any]) -> dict[str, Any]:
     """Writes the arrays that the first worker has as a whole; what the manifest says of them."""
     entries, large, packed = {}, {}, bytearray()
+    for value in arrays.values():
+        if isinstance(value, jax.Array):  # a copy on its device
+            value.copy_to_host_async()
     for name, value in arrays.items():
         if isinstance(value, Pieces):
             continue
@@ -320,7 +324,7 @@ def _sync_to_disk(path: Path) -> None:
 
 
 def _explained(error: Exception, path: Path) -> Exception:
-    """An error of Orbax as what it is: TensorStore's are all ValueErrors."""
+    """An error of the disk as what it is: TensorStore's are all ValueErrors."""
     code = re.search(r"os_error_code='(\d+)'", str(error))
     number = int(code[1]) if code else getattr(error, "errno", None)
     if number is None:

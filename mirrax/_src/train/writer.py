@@ -158,7 +158,7 @@ class Writer:
         self._count += 1
 
     def _wait_at_exit(self, path: Path) -> None:
-        """Makes the end of the program wait; threads of Orbax cannot be started after it."""
+        """Makes the end of the program wait for what is being written."""
         if self._waits_at_exit:
             return
         try:
