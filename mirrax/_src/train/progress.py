@@ -100,7 +100,7 @@ class Progress:
         for name, value in values.items():
             if isinstance(value, PerReplica):
                 raise ValueError(
-                    f"{name!r} has a value for each replica; show one of them all: "
+                    f"{name!r} has a value for each replica; combine them first: "
                     f'`strategy.reduce("SUM", {name}, axis=None)`.'
                 )
         self._step += steps
