@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import traceback
+import warnings
 from typing import Any
 
 import jax.numpy as jnp
@@ -81,6 +83,9 @@ def bad_batches():
         (lambda: mx.data.Dataset.range(4).batch(0), "`batch_size` must be positive"),
         (lambda: mx.metrics.Accuracy().update_state([1, 2], [1, 2, 3]), "do not fit"),
         (lambda: mx.train.Checkpoint(f=print), "cannot save 'f'"),
+        (lambda: mx.io.decode_example(b"abc"), "3 bytes is not a `tf.train.Example`"),
+        (lambda: mx.train.load_checkpoint("no/such"), "no checkpoint at"),
+        (lambda: mx.nn.compute_average_loss(1.0), "a loss for each example"),
         (lambda: read_rows(bad_row), "row 5"),
         (lambda: read_rows(bad_row, num_parallel_calls=2), "row 5"),
     ],
@@ -89,9 +94,9 @@ def test_the_inside_of_mirrax_is_left_out(mistake, word):
     error, files = shown(mistake)
     assert word in str(error)
     assert not any("mirrax/_src" in file for file in files)
-    assert "/enum.py" not in files[-1] and "During handling" not in "".join(
-        traceback.format_exception(error)
-    )
+    assert "/enum.py" not in files[-1]
+    text = "".join(traceback.format_exception(error))
+    assert "During handling" not in text and "direct cause" not in text
 
 
 def test_a_generator_that_raises_is_shown_alone():
@@ -187,3 +192,31 @@ def test_checkpoints_say_what_is_there(tmp_path):
     assert repr(mx.train.Checkpoint(w=w).restore(None)) == "RestoreStatus(None)"
     with pytest.raises(TypeError, match="`max_to_keep` must be an integer.*got '3'"):
         mx.train.CheckpointManager(mx.train.Checkpoint(w=w), tmp_path, max_to_keep="3")  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize(
+    "job, workers, is_told",
+    [("worker", 2, True), ("chief", 1, True), ("evaluator", 2, False)],
+)
+def test_a_mirrored_strategy_in_a_job_of_several_workers(
+    monkeypatch, job, workers, is_told
+):
+    cluster = {"worker": [f"host:{i}" for i in range(workers)], "chief": ["a:1"]}
+    config = {"cluster": cluster, "task": {"type": job, "index": 0}}
+    monkeypatch.setenv("TF_CONFIG", json.dumps(config))
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        mx.distribute.MirroredStrategy(["CPU:0"])
+    found = [str(w.message) for w in told]
+    assert len(found) == is_told
+    if is_told:
+        assert f"{workers + 1} workers" in found[0]
+        assert "`mx.distribute.MultiWorkerMirroredStrategy()`" in found[0]
+
+
+@pytest.mark.parametrize("text", ["", "no JSON", "[]", '{"cluster": {"worker": []}}'])
+def test_a_tf_config_that_describes_no_job_is_nothing_to_a_mirrored_strategy(
+    monkeypatch, text
+):
+    monkeypatch.setenv("TF_CONFIG", text)
+    assert mx.distribute.MirroredStrategy(["CPU:0"]).num_replicas_in_sync == 1

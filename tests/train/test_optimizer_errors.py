@@ -364,7 +364,7 @@ def test_not_a_transformation(transformation):
 def test_bad_gradient_accumulation_steps(steps):
     with pytest.raises(
         ValueError,
-        match="`gradient_accumulation_steps` must be a whole number, at least 1",
+        match="`gradient_accumulation_steps` must be a positive integer",
     ):
         mx.train.Optimizer(optax.sgd(0.1), gradient_accumulation_steps=steps)
 

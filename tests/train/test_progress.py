@@ -29,6 +29,24 @@ def test_the_bar_says_that_the_first_step_compiles(
     assert "3/3" in last and "loss 1" in last and "compiling" not in last
 
 
+def test_the_bar_says_that_a_later_step_takes_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setenv("TERM", "xterm")
+    screen = Terminal()
+    with mx.train.Progress(5, file=screen) as progress:
+        progress.update(2, loss=0.5)
+        progress._updated -= 60
+        progress._drawn -= 60
+        progress._bar.refresh()
+        last = screen.getvalue().rpartition("training")[2]
+        assert "step 3 has taken 60 s, compiling?" in last
+        progress.update(loss=0.25)
+        progress._bar.refresh()
+        assert "compiling" not in screen.getvalue().rpartition("training")[2]
+
+
 def test_without_a_terminal_it_prints_lines() -> None:
     lines = io.StringIO()
     with mx.train.Progress(2, initial=1, interval=0, file=lines) as progress:

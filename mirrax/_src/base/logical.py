@@ -18,6 +18,7 @@ import jax
 
 from mirrax._src.base import hooks, jax_compat
 from mirrax._src.base.errors import warn_user
+from mirrax._src.base.hiding import brief
 from mirrax._src.base.jax_compat import Device
 
 # The first of these that is set sizes the pool.
@@ -109,6 +110,7 @@ def ensure_cpu_devices(count: int) -> None:
         jax.config.update("jax_num_cpu_devices", count)
 
 
+@brief
 def set_logical_device_configuration(cpu: int) -> None:
     """Splits this machine's CPU into `cpu` logical devices, `CPU:0` to `CPU:n-1`.
 

@@ -325,7 +325,7 @@ def _checked_task(claim: Claim, jobs: dict[str, list[str]]) -> int:
     count = len(jobs.get(job, ["itself"]))
     if index is None:
         raise ValueError(
-            f"{claim.id_label} is {show(claim.task_id)}, but must be a whole number, 0 or larger."
+            f"{claim.id_label} is {show(claim.task_id)}, but must be an integer, 0 or larger."
         )
     if index >= count:
         tasks = f"{count} task{'s' * (count != 1)}"

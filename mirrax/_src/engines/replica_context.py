@@ -353,8 +353,8 @@ def check_gather_axis(value: Any, axis: int) -> None:
         raise ValueError("`axis` must be the axis to join the parts on, got None.")
     if ndim == 0:
         raise ValueError(
-            f"Scalars cannot be gathered, there is no axis {axis} to join them on; reshape "
-            "them to (1,) first."
+            f"Scalars cannot be gathered: they have no axis {axis} to concatenate along. "
+            "Reshape them to (1,) first, or use `experimental_local_results`."
         )
     if not -ndim <= axis < ndim:
         raise ValueError(f"Axis {axis} is out of range for a value with {ndim} axes.")

@@ -412,7 +412,7 @@ class Dataset(Elements, Batches, Order, Keeping):
         if size < 0:
             kind = "infinite" if size == INFINITE else "unknown"
             raise TypeError(
-                f"The length of this dataset is {kind}; `cardinality()` tells so too."
+                f"The length of this dataset is {kind}; `cardinality()` says so without an error."
             )
         return size
 

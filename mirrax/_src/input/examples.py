@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from mirrax._src.base.hiding import brief
 from mirrax._src.input.structure import STRING, TensorSpec, dtype_name, to_array
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
@@ -61,6 +62,7 @@ def _fields(data: bytes, at: int, end: int) -> Iterator[tuple[int, int, Any, int
             raise IndexError
 
 
+@brief
 def decode_example(record: bytes) -> dict[str, np.ndarray]:
     """All features of an Example: names and one-dimensional arrays.
 
@@ -81,10 +83,10 @@ def decode_example(record: bytes) -> dict[str, np.ndarray]:
                     name, feature = _entry(record, start, stop)
                     if feature is not None:
                         found[name] = feature
-    except (IndexError, UnicodeDecodeError, ValueError) as error:
+    except (IndexError, UnicodeDecodeError, ValueError):
         raise ValueError(
             f"A record of {len(record)} bytes is not a `tf.train.Example`: it cannot be decoded."
-        ) from error
+        ) from None
     return found
 
 
@@ -140,6 +142,7 @@ def _varints(data: bytes, at: int, end: int) -> np.ndarray:
 # Writing the wire -------------------------------------------------------------------------
 
 
+@brief
 def encode_example(features: Mapping[str, Any]) -> bytes:
     """A dict of arrays, numbers and strings as a serialized `tf.train.Example`.
 
@@ -308,6 +311,7 @@ jax.tree_util.register_pytree_node(
 # Parsing ------------------------------------------------------------------------------------
 
 
+@brief
 def parse_single_example(
     serialized: bytes, features: Mapping[str, Any], name: str | None = None
 ) -> dict[str, Any]:
@@ -339,6 +343,7 @@ def parse_single_example(
     return {key: _parse(found, key, f, where) for key, f in features.items()}
 
 
+@brief
 def parse_example(
     serialized: Any,
     features: Mapping[str, Any],

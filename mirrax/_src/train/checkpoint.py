@@ -16,7 +16,7 @@ import numpy as np
 
 from mirrax._src.base import context
 from mirrax._src.base.errors import DataLossError, warn_user
-from mirrax._src.base.hiding import all_brief, hides
+from mirrax._src.base.hiding import all_brief, brief, hides
 from mirrax._src.base.jax_compat import outside_traces
 from mirrax._src.base.logical import launching
 from mirrax._src.base.values import on_host
@@ -430,6 +430,7 @@ def newest_sound(
     return None
 
 
+@brief
 def load_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Everything in a checkpoint by name, arrays as NumPy's: to look at it without a model."""
     contents = open_checkpoint(path)

@@ -9,9 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from mirrax._src.base import context
+from mirrax._src.base.hiding import brief
 from mirrax._src.base.jax_compat import Tracer
 
 
+@brief
 def compute_average_loss(
     per_example_loss: Any,
     sample_weight: Any = None,

@@ -262,8 +262,8 @@ class Optimizer(Transforming, HasSlots, HasLearningRate):
                 )
             if name == "name" or not self._takes_extra:
                 raise TypeError(
-                    f"`apply_gradients` has no argument {name!r}, and nor has the "
-                    "transformation."
+                    f"`apply_gradients` has no argument {name!r}, and the transformation "
+                    "takes no extra arguments."
                 )
 
     def _apply_eagerly(

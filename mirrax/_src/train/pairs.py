@@ -74,7 +74,9 @@ def own_variables(given: Iterable[Any]) -> list[Variable]:
                 "inside `with strategy.scope():`."
             )
         if variable.number in seen:
-            raise ValueError(f"Variable {variable.name!r} is given twice.")
+            raise ValueError(
+                f"Variable {variable.name!r} is given twice. Add up its gradients first."
+            )
         seen.add(variable.number)
     return variables
 

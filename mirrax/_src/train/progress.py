@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -14,6 +15,7 @@ from mirrax._src.base.values import Mirrored, PerReplica
 from mirrax._src.strategies.default import get_strategy
 
 _DRAW_SECONDS = 0.2
+_LONG_STEP = 3.0  # seconds
 
 
 class Progress:
@@ -24,10 +26,10 @@ class Progress:
                 loss = strategy.run(train_step, args=(batch,))
                 progress.update(examples=64, loss=strategy.reduce("SUM", loss, axis=None))
 
-    On a terminal it is a bar, which says "compiling" until the first step is done, elsewhere a
-    line of text every `interval` seconds and one at the end. Values stay on their devices until they are
-    shown, so that training does not wait for them. Only the chief of several workers shows
-    anything.
+    On a terminal it is a bar, which says "compiling" until the first step is done, and how long
+    a later step has taken if it does not end. Elsewhere it is a line of text every `interval`
+    seconds and one at the end. Values stay on their devices until they are shown, so that
+    training does not wait for them. Only the chief of several workers shows anything.
 
     Args:
         total: The number of steps, if it is known.
@@ -58,7 +60,7 @@ class Progress:
         self._due: dict[str, Any] = {}
         self._examples = 0
         self._started: float | None = None
-        self._drawn = 0.0
+        self._drawn = self._updated = 0.0
         self._bar: Any = None
         self._task: Any = None
 
@@ -75,7 +77,7 @@ class Progress:
 
     def __enter__(self) -> Progress:
         if self._is_shown and _is_terminal(self._file):
-            self._bar = _make_bar(self._file)
+            self._bar = _make_bar(self._file, self._waiting)
         if self._bar is not None:
             self._task = self._bar.add_task(
                 self._description,
@@ -98,12 +100,13 @@ class Progress:
         for name, value in values.items():
             if isinstance(value, PerReplica):
                 raise ValueError(
-                    f"{name!r} has a value for each replica; show one of them all: "
+                    f"{name!r} has a value for each replica; combine them first: "
                     f'`strategy.reduce("SUM", {name}, axis=None)`.'
                 )
         self._step += steps
         self._values.update(values)
         now = time.perf_counter()
+        self._updated = now
         if self._started is None:
             self._started = now
         else:
@@ -138,6 +141,13 @@ class Progress:
         line = ", ".join([f"step {self._step}{of_all}", *parts])
         print(f"{self._description}: {line}", file=self._file, flush=True)
 
+    def _waiting(self) -> str:
+        """What a bar that stands still says: a batch of a new shape compiles, for example."""
+        seconds = time.perf_counter() - self._updated
+        if self._started is None or seconds < _LONG_STEP:
+            return ""
+        return f"step {self._step + 1} has taken {seconds:.0f} s, compiling?"
+
     def _seconds_left(self) -> float | None:
         done = self._step - self._initial - 1
         if self._total is None or self._started is None or done < 1:
@@ -150,7 +160,7 @@ def _is_terminal(file: Any) -> bool:
     return hasattr(file, "isatty") and file.isatty()
 
 
-def _make_bar(file: Any) -> Any:
+def _make_bar(file: Any, waiting: Callable[[], str]) -> Any:
     try:
         from rich.console import Console
         from rich.progress import (
@@ -161,14 +171,22 @@ def _make_bar(file: Any) -> Any:
             TextColumn,
             TimeRemainingColumn,
         )
+        from rich.text import Text
     except ImportError:
         return None
+
+    class Note(TextColumn):
+        def render(
+            self, task: Any
+        ) -> Text:  # ten times a second, by a thread of its own
+            return Text(waiting()) if waiting() else super().render(task)
+
     return Progress(
         SpinnerColumn(),  # turns while a step compiles and the bar stands still
         TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=None),
         MofNCompleteColumn(),
-        TextColumn("{task.fields[note]}", markup=False),
+        Note("{task.fields[note]}", markup=False),
         TimeRemainingColumn(),
         console=Console(file=file),
     )

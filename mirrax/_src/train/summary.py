@@ -23,6 +23,7 @@ import jax
 import numpy as np
 
 from mirrax._src.base import context
+from mirrax._src.base.hiding import brief
 from mirrax._src.base.hooks import on_exit
 from mirrax._src.base.jax_compat import Tracer, is_staging
 from mirrax._src.base.values import PerReplica
@@ -39,6 +40,7 @@ _condition: ContextVar[Any] = ContextVar("condition", default=True)
 _open: weakref.WeakSet[SummaryWriter] = weakref.WeakSet()
 
 
+@brief
 def create_file_writer(
     logdir: str | os.PathLike[str],
     max_queue: int | None = None,

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from mirrax._src.base.hiding import brief
 from mirrax._src.state.variable import Variable
 
 # What TensorFlow appends to the path of a variable; other keys are not variables.
@@ -16,6 +17,7 @@ _VALUE = "/.ATTRIBUTES/VARIABLE_VALUE"
 _SAVED_MODEL = os.path.join("variables", "variables")
 
 
+@brief
 def load_tensorflow_checkpoint(
     path: str | os.PathLike[str], assign_to: Mapping[str, Variable] | None = None
 ) -> dict[str, np.ndarray]:

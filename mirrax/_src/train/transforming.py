@@ -63,7 +63,7 @@ class Transforming:
         steps = gradient_accumulation_steps
         if not hasattr(steps, "__index__") or isinstance(steps, bool) or steps < 1:
             raise ValueError(
-                f"`gradient_accumulation_steps` must be a whole number, at least 1, got {steps!r}."
+                f"`gradient_accumulation_steps` must be a positive integer, got {steps!r}."
             )
         if reduce_dtype is not None and not _is_floating(reduce_dtype):
             raise ValueError(
