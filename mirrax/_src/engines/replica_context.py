@@ -336,7 +336,7 @@ def check_gather_axis(value: Any, axis: int) -> None:
     """Raises the error of a gather that cannot be: scalars, or an axis that is not there."""
     ndim = np.ndim(value)
     if axis is None:
-        raise ValueError("`axis` must be the axis to join the parts on, got None.")
+        raise ValueError(f"`axis` must be the axis to join the parts on, got {axis}.")
     if ndim == 0:
         raise ValueError(
             f"Scalars cannot be gathered, there is no axis {axis} to join them on; reshape "
