@@ -124,8 +124,8 @@ class ReplicaContext:
         leaves, tree = jax.tree.flatten(opened(value, "value"), is_leaf=_is_sparse)
         if any(map(_is_sparse, leaves)):
             raise NotImplementedError(
-                f"`all_gather` takes arrays, got {next(filter(_is_sparse, leaves))!r}; gather the "
-                "values and indices of IndexedSlices one by one."
+                "`all_gather` does not support IndexedSlices, got "
+                f"{next(filter(_is_sparse, leaves))!r}; gather their values and indices."
             )
         leaves = [jnp.asarray(leaf) for leaf in leaves]
         for leaf in leaves:
