@@ -326,7 +326,7 @@ def test_another_strategys_run_inside_a_replica(strategy):
 def test_scopes_of_different_strategies_cannot_be_nested(strategy):
     other = mirrored(4)
     message = (
-        r"CPU:2.*inside the scope of MirroredStrategy\(\['CPU:0', 'CPU:1'\]\).*leave"
+        r"CPU:2.*inside the scope of MirroredStrategy\(\['CPU:0', 'CPU:1'\]\).*Leave"
     )
     with fails(strategy, RuntimeError, message):
         with strategy.scope():
@@ -348,7 +348,9 @@ def test_another_strategys_methods_inside_a_scope(method, strategy):
 
 
 def test_setting_a_strategy_inside_a_scope(strategy):
-    with fails(strategy, RuntimeError, "experimental_set_strategy.*inside a scope"):
+    with fails(
+        strategy, RuntimeError, "experimental_set_strategy.*inside a strategy's scope"
+    ):
         with strategy.scope():
             mx.distribute.experimental_set_strategy(mirrored(4))
 
@@ -422,15 +424,15 @@ def test_a_value_of_another_strategys_devices_is_moved_or_refused(strategy):
 
 
 @pytest.mark.parametrize(
-    "fn, args, message",
+    "fn, args, error, message",
     [
-        (3, (), "`run` needs a function, got 3"),
-        (lambda x: x, jnp.ones(2), r"`args` must be a tuple.*args=\(x,\)"),
-        (lambda x: x, "ab", r"`args` must be a tuple"),
+        (3, (), TypeError, "`run` needs a function, got 3"),
+        (lambda x: x, jnp.ones(2), ValueError, r"`args` must be a tuple.*args=\(x,\)"),
+        (lambda x: x, "ab", ValueError, r"`args` must be a tuple"),
     ],
 )
-def test_arguments_of_run(fn, args, message, strategy):
-    with fails(strategy, TypeError, message):
+def test_arguments_of_run(fn, args, error, message, strategy):
+    with fails(strategy, error, message):
         strategy.run(fn, args)
 
 
@@ -483,7 +485,7 @@ def test_reducing_by_an_unknown_operation(strategy):
 
 def test_summing_a_plain_value(strategy):
     message = (
-        r"(?s)SUM got value = 3\.0, which is not distributed.*num_replicas_in_sync"
+        r"(?s)got value = 3\.0, which is not distributed.*SUM.*num_replicas_in_sync"
     )
     with fails(strategy, ValueError, message):
         strategy.reduce("SUM", 3.0, axis=None)

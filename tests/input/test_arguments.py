@@ -246,8 +246,10 @@ def test_options_know_their_names_and_values():
         AttributeError, match="Options has no option 'x'.*deterministic"
     ):
         options.x = 1
-    with pytest.raises(ValueError, match="AutoShardPolicy"):
+    with pytest.raises(TypeError, match="must be of type AutoShardPolicy, got 7"):
         options.experimental_distribute.auto_shard_policy = 7
+    with pytest.raises(TypeError, match="'deterministic' of Options .*, got 'yes'"):
+        options.deterministic = "yes"
 
 
 @pytest.mark.parametrize(
@@ -340,3 +342,21 @@ def test_files_for_workers(tmp_path):
     with pytest.warns(UserWarning, match=r"1 file\(s\), fewer than the 2 workers"):
         assert plan(one, "AUTO", 2).policy.name == "DATA"
     assert plan(one, "FILE", 1).policy.name == "FILE"
+
+    # What was said of all files is not asked of one worker's.
+    two = mx.data.TextLineDataset([tmp_path / "a", tmp_path / "b"]).batch(2)
+    two = two.apply(mx.data.experimental.assert_cardinality(9)).prefetch(1)
+    assert "assert_cardinality" in plan(two, "DATA", 2).explain()
+    assert "assert_cardinality" not in plan(two, "FILE", 2).explain()
+
+
+def test_older_functions_of_datasets_name_the_methods_in_their_place(monkeypatch):
+    monkeypatch.setattr("mirrax._src.base.errors._warned", set())
+    experimental = mx.data.experimental
+    with pytest.warns(DeprecationWarning, match=r"`dataset\.take_while`"):
+        transform = experimental.take_while(lambda x: x < 2)
+    assert list(NUMBERS.apply(transform)) == [0, 1]
+    with pytest.raises(TypeError, match="num_shards"):
+        experimental.unbatch(num_shards=3)
+    with pytest.raises(ValueError, match=r"\(2\).*\(3\) exclude each other"):
+        experimental.map_and_batch(lambda x: x, 4, 2, num_parallel_calls=3)

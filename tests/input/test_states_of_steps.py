@@ -28,6 +28,9 @@ def is_third(x):
 
 
 PIPELINES = {
+    "assert_cardinality": lambda d: d.apply(
+        mx.data.experimental.assert_cardinality(20)
+    ),
     "window": lambda d: d.window(3).flat_map(lambda w: w.batch(3)),
     "window overlapping": lambda d: d.window(4, 1, 2).flat_map(lambda w: w.batch(4)),
     "window with gaps": lambda d: d.window(2, 5).flat_map(lambda w: w),

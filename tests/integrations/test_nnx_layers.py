@@ -233,7 +233,7 @@ def test_a_model_of_another_strategy(engine: str, two_cpus: Any) -> None:
     with other.scope():
         model = Net(nnx.Rngs(0))
     with pytest.raises(
-        RuntimeError, match=r"'Net\.first\.kernel'.*Strategies cannot be mixed"
+        RuntimeError, match=r"'Net\.first\.kernel'.*Mixing different strategies"
     ):
         two_cpus.run(compile_if(engine, lambda m: m(X)), (model,))
 

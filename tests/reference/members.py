@@ -28,6 +28,8 @@ OWNERS = [
     "tf.distribute.DistributedIterator",
     "tf.Variable",
     "tf.data.Dataset",
+    "tf.data.Options",
+    "tf.data.experimental",
 ]
 SECTION = re.compile(r"^### `(tf\.[\w.]+)`$(.*?)(?=^##|\Z)", re.MULTILINE | re.DOTALL)
 ROW = re.compile(r"^\| (`.+?`) \| (here|elsewhere|not) \| (.*?) ?\|$", re.MULTILINE)

@@ -24,6 +24,8 @@ def found_here(owner: str) -> Any:
             return mx.Variable(1.0)
     if owner == "tf.distribute.StrategyExtended":
         return strategy.extended
+    if owner == "tf.data.Options":
+        return mx.data.Options()
     found = mx
     for part in owner.split(".")[1:]:
         found = getattr(found, part)

@@ -35,6 +35,16 @@ class TensorSpec:
         self.dtype = _parse_dtype(dtype)
         self.name = name
 
+    @classmethod
+    def from_tensor(cls, tensor: Any, name: Any = None) -> TensorSpec:
+        """The spec of an array."""
+        return cls(tensor.shape, tensor.dtype, name)
+
+    @classmethod
+    def from_spec(cls, spec: Any, name: Any = None) -> TensorSpec:
+        """Another spec's shape and dtype; its name too, if none is given."""
+        return cls(spec.shape, spec.dtype, name or getattr(spec, "name", None))
+
     def is_compatible_with(self, value: Any) -> bool:
         """Whether an array, or another spec, could be described by this one."""
         dtype = getattr(value, "dtype", None)

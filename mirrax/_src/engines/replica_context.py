@@ -131,8 +131,8 @@ class ReplicaContext:
         leaves, tree = jax.tree.flatten(opened(value, "value"), is_leaf=_is_sparse)
         if any(map(_is_sparse, leaves)):
             raise NotImplementedError(
-                f"`all_gather` takes arrays, got {next(filter(_is_sparse, leaves))!r}; gather the "
-                "values and indices of IndexedSlices one by one."
+                "`all_gather` does not support IndexedSlices, got "
+                f"{next(filter(_is_sparse, leaves))!r}; gather their values and indices."
             )
         leaves = [jnp.asarray(leaf) for leaf in leaves]
         for leaf in leaves:
@@ -350,7 +350,7 @@ def check_gather_axis(value: Any, axis: int) -> None:
     """Raises the error of a gather that cannot be: scalars, or an axis that is not there."""
     ndim = np.ndim(value)
     if axis is None:
-        raise ValueError("`axis` must be the axis to join the parts on, got None.")
+        raise ValueError(f"`axis` must be the axis to join the parts on, got {axis}.")
     if ndim == 0:
         raise ValueError(
             f"Scalars cannot be gathered: they have no axis {axis} to concatenate along. "

@@ -21,6 +21,7 @@ from mirrax._src.input.arguments import integer
 from mirrax._src.input.fingerprint import fingerprint
 from mirrax._src.input.iterators import Iterator as DatasetIterator
 from mirrax._src.input.iterators import Passes
+from mirrax._src.input.methods.base import merged_options
 from mirrax._src.input.methods.batches import Batches
 from mirrax._src.input.methods.elements import Elements, with_choices
 from mirrax._src.input.methods.keeping import Keeping, load
@@ -105,6 +106,8 @@ class Dataset(Elements, Batches, Order, Keeping):
         >>> list(mx.data.Dataset.range(1, 6, 2).as_numpy_iterator())
         [np.int64(1), np.int64(3), np.int64(5)]
         """
+        if not 1 <= len(args) <= 3:
+            raise ValueError(f"`range` takes 1 to 3 numbers, got {len(args)}: {args}.")
         numbers = range(*(integer(arg, "range") for arg in args))
         dtype = TensorSpec((), output_type).dtype
         return Dataset(sources.Range(numbers.start, numbers.stop, numbers.step, dtype))
@@ -288,10 +291,9 @@ class Dataset(Elements, Batches, Order, Keeping):
             return map_leaves(lambda part: next(left), given)
 
         is_plain = type(given) is tuple and len(given) == len(parts)
-        options = parts[0].options()
         return Dataset(
             Zip(tuple(p.node for p in parts), None if is_plain else pack),
-            options,
+            merged_options(parts),
         )
 
     @staticmethod
@@ -323,7 +325,7 @@ class Dataset(Elements, Batches, Order, Keeping):
             )
         stops, label = bool(stop_on_empty_dataset), "choose_from_datasets"
         choose = Choose(choice_dataset.node, parts, stops, label)
-        return Dataset(choose, datasets[0].options())
+        return Dataset(choose, merged_options([choice_dataset, *datasets]))
 
     @staticmethod
     def sample_from_datasets(
@@ -351,7 +353,7 @@ class Dataset(Elements, Batches, Order, Keeping):
         """
         label = "sample_from_datasets"
         parts = _alike(datasets, label)
-        options = datasets[0].options()
+        options = merged_options(datasets)
         chances: Any = (1.0,) * len(parts)
         if isinstance(weights, Dataset):
             chances = weights.node
@@ -371,10 +373,11 @@ class Dataset(Elements, Batches, Order, Keeping):
     # Options -----------------------------------------------------------------------------
 
     def with_options(self, options: Options, name: str | None = None) -> Dataset:
-        """The same dataset with these options."""
+        """The same dataset with these options; those that were not set stay as they are."""
         if not isinstance(options, Options):
             raise TypeError(f"`with_options` takes `mx.data.Options`, got {options!r}.")
-        return Dataset(rebuild(self.node, lambda n: with_choices(n, options)), options)
+        merged = self._options.merge(options)
+        return Dataset(rebuild(self.node, lambda n: with_choices(n, merged)), merged)
 
     def options(self) -> Options:
         """The options that were given to this dataset or one it is made of."""

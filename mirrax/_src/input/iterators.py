@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from mirrax._src.base import context
@@ -10,16 +10,35 @@ from mirrax._src.base.errors import OutOfRangeError, RunEagerly, hide_own_frames
 from mirrax._src.base.hiding import all_brief, hides
 from mirrax._src.input.blocks import value_of
 from mirrax._src.input.node import Cursor, Node, Path, State, open_cursor, walk
-from mirrax._src.input.structure import PyTree
+from mirrax._src.input.structure import PyTree, spec_of
 
 
 class Optional:
-    """A value that may be missing, from `iterator.get_next_as_optional()`."""
+    """A value that may be missing, from `iterator.get_next_as_optional()`.
+
+    >>> mx.data.experimental.Optional.from_value(3).get_value()
+    3
+    """
 
     __module__ = "mirrax.data.experimental"
 
-    def __init__(self, *value: Any) -> None:
-        self._value = value
+    def __init__(self, *value: Any, find_spec: Callable[[], PyTree]) -> None:
+        self._value, self._find_spec = value, find_spec
+
+    @staticmethod
+    def from_value(value: PyTree) -> Optional:
+        """An optional with this value."""
+        return Optional(value, find_spec=lambda: spec_of(value))
+
+    @staticmethod
+    def empty(element_spec: PyTree) -> Optional:
+        """An optional without a value, in the place of one that `element_spec` describes."""
+        return Optional(find_spec=lambda: element_spec)
+
+    @property
+    def element_spec(self) -> PyTree:
+        """The specs of the value."""
+        return self._find_spec()
 
     def has_value(self) -> bool:
         """Whether there is a value: False past the end of the data."""
@@ -83,6 +102,11 @@ class IteratorBase:
         """Begins a pass."""
         raise NotImplementedError
 
+    @property
+    def element_spec(self) -> PyTree:
+        """The specs of an element."""
+        raise NotImplementedError
+
     def _next(self) -> Any:
         """The next element of the pass, which begins when it is first needed."""
         if self._is_closed:
@@ -118,9 +142,9 @@ class IteratorBase:
     def get_next_as_optional(self) -> Optional:
         """The next element, or an `Optional` without a value at the end of the data."""
         try:
-            return Optional(next(self))
+            return Optional(next(self), find_spec=lambda: self.element_spec)
         except StopIteration:
-            return Optional()
+            return Optional(find_spec=lambda: self.element_spec)
 
     def get_state(self) -> dict[str, Any]:
         """Where the pass is: plain numbers, strings, lists and dicts, ready for JSON.

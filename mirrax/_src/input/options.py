@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import enum
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Self
 
 AUTOTUNE = -1
 SHARD_HINT = -1
@@ -28,8 +29,41 @@ class AutoShardPolicy(enum.IntEnum):
     HINT = 3
 
 
+class _Choices:
+    """Options that refuse what they do not know."""
+
+    _kinds: ClassVar[
+        dict[str, Any]
+    ]  # of each option the type, as `isinstance` takes it
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in self._kinds:
+            known = ", ".join(self._kinds)
+            raise AttributeError(
+                f"{type(self).__name__} has no option {name!r}; it has {known}."
+            )
+        kind = self._kinds[name]
+        if not isinstance(value, kind):
+            raise TypeError(
+                f"Option {name!r} of {type(self).__name__} must be of type "
+                f"{getattr(kind, '__name__', kind)}, got {value!r}."
+            )
+        object.__setattr__(self, name, value)
+
+    def merge(self, options: Self) -> Self:
+        """These options, with those of `options` that are not the default in their place."""
+        merged, default = copy.deepcopy(self), type(self)()
+        for name in self._kinds:
+            own, other = getattr(self, name), getattr(options, name)
+            if isinstance(own, _Choices):
+                setattr(merged, name, own.merge(other))
+            elif other != getattr(default, name):
+                setattr(merged, name, other)
+        return merged
+
+
 @dataclass
-class DistributeOptions:
+class DistributeOptions(_Choices):
     """How a dataset is distributed.
 
     Attributes:
@@ -37,15 +71,11 @@ class DistributeOptions:
     """
 
     auto_shard_policy: AutoShardPolicy = AutoShardPolicy.AUTO
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name == "auto_shard_policy":
-            value = AutoShardPolicy(value)
-        _set_known(self, name, value)
+    _kinds = {"auto_shard_policy": AutoShardPolicy}
 
 
 @dataclass
-class ThreadingOptions:
+class ThreadingOptions(_Choices):
     """How many threads a pipeline may use.
 
     Attributes:
@@ -54,13 +84,11 @@ class ThreadingOptions:
     """
 
     private_threadpool_size: int | None = None
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        _set_known(self, name, value)
+    _kinds = {"private_threadpool_size": int | None}
 
 
 @dataclass
-class Options:
+class Options(_Choices):
     """Options of a dataset, for `dataset.with_options(options)`.
 
     >>> options = mx.data.Options()
@@ -80,18 +108,11 @@ class Options:
         default_factory=DistributeOptions
     )
     threading: ThreadingOptions = field(default_factory=ThreadingOptions)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        _set_known(self, name, value)
-
-
-def _set_known(options: Any, name: str, value: Any) -> None:
-    if name not in type(options).__dataclass_fields__:
-        known = ", ".join(type(options).__dataclass_fields__)
-        raise AttributeError(
-            f"{type(options).__name__} has no option {name!r}; it has {known}."
-        )
-    object.__setattr__(options, name, value)
+    _kinds = {
+        "deterministic": bool | None,
+        "experimental_distribute": DistributeOptions,
+        "threading": ThreadingOptions,
+    }
 
 
 class InputReplicationMode(enum.Enum):

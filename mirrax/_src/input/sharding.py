@@ -25,6 +25,7 @@ from mirrax._src.input.splitting import (
 from mirrax._src.input.transforms.batching import Batch, PaddedBatch
 from mirrax._src.input.transforms.buffering import Prefetch
 from mirrax._src.input.transforms.nesting import Interleave
+from mirrax._src.input.transforms.screening import AssertCardinality
 from mirrax._src.input.transforms.selecting import Shard, ShardHint
 
 _MOST_FILES_SHOWN = 6
@@ -284,6 +285,8 @@ def _shard_files(root: Node, share: Share) -> Node:
             return dataclasses.replace(step, files=own)
         if isinstance(step, Interleave) and _makes_readers(step):
             return dataclasses.replace(step, input=_shard_sources(step.input, share))
+        if isinstance(step, AssertCardinality):  # which is true of all workers together
+            return rebuild(step.input, change)
         return None
 
     return rebuild(root, change)

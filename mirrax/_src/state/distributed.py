@@ -132,7 +132,7 @@ class DistributedVariable(Variable):
         place = "scope" if here.replica is None else "replica"
         raise RuntimeError(
             f"Variable {self.name!r} was made in the scope of {self.strategy!r} and is {what} "
-            f"in a {place} of {here.strategy!r}. Strategies cannot be mixed: make it in the "
+            f"in a {place} of {here.strategy!r}. Mixing different strategies does not work: make it in the "
             "scope of the strategy that uses it, or do this outside of all scopes."
         )
 

@@ -40,7 +40,8 @@ class _DefaultStrategy(Strategy):
         here = context.current()
         if here.strategy is not self:
             raise RuntimeError(
-                f"The default strategy's scope is entered inside that of {here.strategy!r}."
+                "Strategy scopes must not be nested: the default strategy's scope is entered "
+                f"inside that of {here.strategy!r}."
             )
         return context.enter(here)
 
@@ -85,8 +86,8 @@ def experimental_set_strategy(strategy: Strategy | None) -> None:
     """Makes `strategy` current for this thread from now on; None goes back to the default."""
     if context.is_entered():
         raise RuntimeError(
-            "`experimental_set_strategy` is called inside a scope, that of "
-            f"{context.current().strategy!r}. Call it outside of all "
+            "`experimental_set_strategy` must not be called inside a strategy's scope, here "
+            f"that of {context.current().strategy!r}. Call it outside of all "
             "`with strategy.scope():` blocks and of `run`."
         )
     if strategy is not None and not isinstance(strategy, Strategy):

@@ -122,9 +122,10 @@ class LeafReduction:
         if self.op is ReduceOp.MEAN or self.strategy.num_replicas_in_sync == 1:
             return value
         raise ValueError(
-            f"`reduce` with SUM got value{self.path} = {value!r}, which is not distributed: "
-            "whether it is meant once or once per replica is ambiguous. Pass what `run` "
-            "returned, or multiply by `strategy.num_replicas_in_sync` yourself."
+            f"`reduce` got value{self.path} = {value!r}, which is not distributed and cannot be "
+            "reduced with ReduceOp.SUM: whether it is meant once or once per replica is "
+            "ambiguous. Pass what `run` returned, or multiply by "
+            "`strategy.num_replicas_in_sync` yourself."
         )
 
     def over_workers(self, value: Any) -> Any:
@@ -284,8 +285,8 @@ def _reduce_alone(
         if is_number(value) and value == 0:
             return value
         raise ValueError(
-            f"{value!r} is not distributed, so whether a SUM should count it once or once "
-            "per replica is ambiguous. Pass a per-replica value."
+            f"{value!r} is not distributed and cannot be reduced with ReduceOp.SUM: whether it "
+            "is meant once or once per replica is ambiguous. Pass a per-replica value."
         )
     return copy_to(value, check_destinations(destinations))
 
@@ -295,8 +296,8 @@ def gather_leaf(strategy: StrategyLike, value: Any, axis: int) -> Any:
     mesh = strategy.replica_mesh
     if isinstance(value, IndexedSlices):
         raise NotImplementedError(
-            f"`gather` takes arrays, got {value!r}; gather the values and indices of "
-            "IndexedSlices one by one."
+            f"`gather` does not support IndexedSlices, got {value!r}; gather their values "
+            "and indices."
         )
     if isinstance(value, DistributedVariable):
         value = value.copies()

@@ -46,9 +46,8 @@ def enter_scope(strategy: StrategyLike) -> context.enter:
             )
         if here.strategy is not strategy:
             raise RuntimeError(
-                f"The scope of {strategy!r} is entered inside the scope of "
-                f"{here.strategy!r}. Scopes of different strategies cannot be nested: "
-                "leave the first one before."
+                f"Mixing different strategies: the scope of {strategy!r} is entered inside "
+                f"the scope of {here.strategy!r}. Leave that one before."
             )
     return context.changed(strategy=strategy, replica=None, updating=None)
 
@@ -67,6 +66,6 @@ def check_cross_replica(strategy: StrategyLike, what: str) -> None:
         )
     if here.strategy is not strategy:
         raise RuntimeError(
-            f"`{what}` of {strategy!r} is called inside the scope of {here.strategy!r}. "
-            "Scopes of different strategies cannot be nested: leave the first one before."
+            f"Mixing different strategies: `{what}` of {strategy!r} is called inside the "
+            f"scope of {here.strategy!r}. Leave that one before."
         )

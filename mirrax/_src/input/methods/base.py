@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from mirrax._src.input.node import Node
@@ -29,6 +31,11 @@ class Steps(Nested):
 
     def _then(self, node: Node) -> Dataset:
         return self._wrap(node, self._options)
+
+
+def merged_options(datasets: Iterable[Steps]) -> Options:
+    """The options of datasets that become one; of two choices the later one counts."""
+    return functools.reduce(Options.merge, (each._options for each in datasets))
 
 
 def node_of(result: Any, what: str) -> Node:

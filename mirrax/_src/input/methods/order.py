@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from mirrax._src.base.hiding import all_brief
 from mirrax._src.input.arguments import integer, positive
-from mirrax._src.input.methods.base import Steps, check_callable
+from mirrax._src.input.methods.base import Steps, check_callable, merged_options
 from mirrax._src.input.methods.resampling import resample
 from mirrax._src.input.node import UNKNOWN
 from mirrax._src.input.options import SHARD_HINT
@@ -121,7 +121,8 @@ class Order(Steps):
         mine, other = self.node.outline(), dataset.node.outline()
         if mine is not None and other is not None:
             selecting.check_alike(mine, other)
-        return self._then(selecting.Concatenate((self.node, dataset.node)))
+        both = selecting.Concatenate((self.node, dataset.node))
+        return self._wrap(both, merged_options((self, dataset)))
 
     def unique(self, name: str | None = None) -> Dataset:
         """Each element once, where it is met first.

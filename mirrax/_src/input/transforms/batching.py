@@ -240,7 +240,7 @@ def _check_filling(filling: Any, dtype: np.dtype) -> None:
     if fits and not is_text:
         fits = np.can_cast(np.asarray(filling).dtype, dtype, "same_kind")
     if not fits:
-        raise ValueError(
+        raise TypeError(
             f"`padding_values` has {filling!r} for an array of {dtype_name(dtype)}."
         )
 

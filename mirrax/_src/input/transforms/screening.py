@@ -1,4 +1,4 @@
-"""Which elements pass: take_while, unique, ignore_errors."""
+"""Which elements pass: take_while, unique, ignore_errors, assert_cardinality."""
 
 from __future__ import annotations
 
@@ -208,3 +208,51 @@ class _IgnoringCursor(Cursor):
         self._last = None
         if self._inner is not None:
             self._inner.close()
+
+
+@node
+class AssertCardinality(Through):
+    """All elements, which have to be as many as was said."""
+
+    input: Node
+    expected: int
+
+    def cardinality(self) -> int:
+        return self.expected
+
+    def open(self, path: Path, state: State = None) -> Cursor:
+        read, inner = state or (0, None)
+        return _CountingCursor(open_cursor(self.input, path, inner), self, read)
+
+    def describe(self) -> str:
+        return f"assert_cardinality({self.expected})"
+
+
+class _CountingCursor(Cursor):
+    def __init__(self, inner: Cursor, owner: AssertCardinality, read: int) -> None:
+        self._inner, self._owner, self._read = inner, owner, read
+
+    def __next__(self) -> Any:
+        expected = self._owner.expected
+        try:
+            element = next(self._inner)
+        except StopIteration:
+            if self._read != expected:
+                self._refuse(f"only {self._read}")
+            raise
+        self._read += 1
+        if self._read > expected:
+            self._refuse(f"at least {self._read}")
+        return element
+
+    def _refuse(self, found: str) -> None:
+        raise RuntimeError(
+            f"`assert_cardinality`: {self._owner.input.describe()} was expected to contain "
+            f"{self._owner.expected} elements but contained {found}."
+        )
+
+    def state(self) -> State:
+        return [self._read, self._inner.state()]
+
+    def close(self) -> None:
+        self._inner.close()
