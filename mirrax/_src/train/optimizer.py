@@ -37,7 +37,15 @@ _AGGREGATES = ("skip_gradients_aggregation", "experimental_aggregate_gradients")
 
 
 @hides(
-    *("advance", "begin", "compiled_update", "describe", "in_reduce_dtype", "options"),
+    *(
+        "advance",
+        "begin",
+        "begin_in_scope",
+        "compiled_update",
+        "describe",
+        "in_reduce_dtype",
+        "options",
+    ),
     *("restore_later", "saved_parts", "slot_names"),
 )
 class Optimizer(Transforming, HasSlots, HasLearningRate):
