@@ -365,6 +365,15 @@ def test_a_state_that_cannot_be_made_in_parts() -> None:
         pytest.raises(ValueError, match="`peeking` cannot be traced"),
     ):
         optimizer.init({k: jnp.asarray(v) for k, v in initial_values().items()})
+    with pytest.raises(ValueError, match=r"cannot be told from shapes.*`peeking`"):
+        optimizer.explain(variables)
+
+
+@pytest.mark.parametrize("params", ["w", {"w": 3}])
+def test_what_has_no_shape_cannot_be_explained(params: Any) -> None:
+    optimizer = mx.train.Optimizer(optax.adam(1e-2), shard_state=True)
+    with pytest.raises(TypeError, match="`explain` takes variables, or a pytree"):
+        optimizer.explain(params)
 
 
 @pytest.mark.parametrize("style", ["variables", "state"])

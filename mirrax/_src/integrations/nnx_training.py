@@ -20,8 +20,6 @@ from mirrax._src.integrations.nnx_variables import (
     spread_replica,
 )
 from mirrax._src.state.mirrored import MirroredVariable
-from mirrax._src.state.sharded import ShardedVariable
-from mirrax._src.state.variable import VariableSpec
 from mirrax._src.train.optimizer import Optimizer
 
 # Of an optimizer in a scope, by its transformation: the update that all replicas do together.
@@ -40,24 +38,20 @@ def _make_optimizer(self: Any, model: Any, tx: Any, **kwargs: Any) -> None:
             )
         _compiled[tx] = Function(_update_in_replica)
         if tx.shard_state:
-            # NNX makes variables of a state of whole arrays; then these are cut into parts.
-            whole = optax.GradientTransformationExtraArgs(tx.begin, tx.update)  # pyright: ignore[reportArgumentType]
-            _make_optimizer_plain(self, model, whole, **kwargs)
+            begin = tx.begin_in_scope  # arrays, of which NNX makes variables
+            raw = optax.GradientTransformationExtraArgs(begin, tx.update)  # pyright: ignore[reportArgumentType]
+            _make_optimizer_plain(self, model, raw, **kwargs)
             self.tx = tx
-            _cut_into_parts(self.opt_state)
+            _mark_slots(self.opt_state)
             return
     _make_optimizer_plain(self, model, tx, **kwargs)
 
 
-def _cut_into_parts(state: Any) -> None:
+def _mark_slots(state: Any) -> None:
     for leaf in jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, nnx.Variable)):
         held = raw_value.held(leaf) if isinstance(leaf, nnx.Variable) else None
         if isinstance(held, MirroredVariable):
             held.is_slot = True
-            if held.strategy.replica_mesh.sharded_axis(held.shape) is not None:
-                value = held.read_value()
-                spec = VariableSpec(value, False, held.name, held.dtype)
-                held.become(ShardedVariable(spec, held.strategy))
 
 
 def _update_in_replica(

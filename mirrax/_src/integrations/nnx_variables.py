@@ -10,6 +10,7 @@ import functools
 import gc
 import threading
 import weakref
+from dataclasses import replace
 from typing import Any
 
 import flax
@@ -34,6 +35,7 @@ from mirrax._src.base.structures import Atom
 from mirrax._src.base.values import is_array, is_number
 from mirrax._src.integrations.flax_norm import synchronised
 from mirrax._src.state import foreign
+from mirrax._src.state.sharded import ShardedVariable
 from mirrax._src.state.variable import Variable, VariableSpec
 from mirrax._src.train.own_copies import OwnCopies
 
@@ -335,7 +337,22 @@ def _adopt(variable: Any, strategy: StrategyLike, name: str) -> None:
     spec = VariableSpec(
         value, is_trained, name, None, synchronization, aggregation=aggregation
     )
-    foreign.Route.hold(raw_value, variable, strategy.extended.create_variable(spec))
+    if isinstance(variable, nnx.OptState) and _is_in_parts(value, strategy):
+        spec = replace(spec, dtype=value.dtype)  # so that it is taken as it is
+        made: Variable = ShardedVariable(spec, strategy)
+    else:
+        made = strategy.extended.create_variable(spec)
+    foreign.Route.hold(raw_value, variable, made)
+
+
+def _is_in_parts(value: Any, strategy: StrategyLike) -> bool:
+    """Whether an array lies on the strategy's devices as an optimizer with `shard_state` makes it."""
+    mesh = strategy.replica_mesh
+    return (
+        isinstance(value, jax.Array)
+        and not value.is_fully_replicated
+        and value.sharding.is_equivalent_to(mesh.sharded(value.shape), value.ndim)
+    )
 
 
 def _adopt_all(module: Any, strategy: StrategyLike) -> None:

@@ -96,6 +96,16 @@ def warn_if_undivided(name: str, shapes: PyTree, mesh: ReplicaMesh) -> None:
 StatePlan.__module__ = Slot.__module__ = "mirrax.train"
 
 
+def shape_of(value: Any) -> jax.ShapeDtypeStruct:
+    """A parameter without its values."""
+    if not hasattr(value, "shape") or not hasattr(value, "dtype"):
+        raise TypeError(
+            "`explain` takes variables, or a pytree of arrays or of `jax.ShapeDtypeStruct`, got "
+            f"{type(value).__name__}: {value!r:.80}."
+        )
+    return jax.ShapeDtypeStruct(value.shape, value.dtype)
+
+
 def plan_state(
     shapes: PyTree, mesh: ReplicaMesh | None, num_replicas: int, shard_state: bool
 ) -> StatePlan:

@@ -18,7 +18,7 @@ from mirrax._src.collectives.options import CommunicationOptions
 from mirrax._src.engines.function import function
 from mirrax._src.state.variable import Variable, VariableSpec
 from mirrax._src.strategies.default import get_strategy
-from mirrax._src.train.explaining import StatePlan, plan_state
+from mirrax._src.train.explaining import StatePlan, plan_state, shape_of
 from mirrax._src.train.learning_rate import HasLearningRate
 from mirrax._src.train.pairs import (
     as_dense,
@@ -38,8 +38,8 @@ _AGGREGATES = ("skip_gradients_aggregation", "experimental_aggregate_gradients")
 
 @all_brief
 @hides(
-    *("advance", "begin", "compiled_update", "describe", "in_reduce_dtype", "lr"),
-    *("options", "restore_later", "saved_parts", "slot_names"),
+    *("advance", "begin", "begin_in_scope", "compiled_update", "describe"),
+    *("in_reduce_dtype", "lr", "options", "restore_later", "saved_parts", "slot_names"),
 )
 class Optimizer(Transforming, HasSlots, HasLearningRate):
     """Trains variables, or a pytree of parameters, with an Optax transformation.
@@ -191,11 +191,15 @@ class Optimizer(Transforming, HasSlots, HasLearningRate):
                 )
             params = dict(self._variables)
             strategy = next(iter(params.values())).strategy or strategy
-        shapes = jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), params, is_leaf=is_leaf
-        )
+        shapes = jax.tree.map(shape_of, params, is_leaf=is_leaf)
         known = strategy.num_replicas_in_sync, self.shard_state
-        state = jax.eval_shape(self.begin, shapes)
+        try:
+            state = jax.eval_shape(self.begin, shapes)
+        except (TypeError, jax.errors.JAXTypeError) as error:
+            raise ValueError(
+                f"The state of {self.name!r} cannot be told from shapes, nor be sharded: "
+                f"`{self.describe()}` cannot be traced by JAX, which says: {error}"
+            ) from error
         return plan_state(state, self._mesh_to_shard(strategy), *known)
 
     def _initial(self, strategy: StrategyLike, variables: Mapping[Name, Any]) -> PyTree:

@@ -92,6 +92,15 @@ class Transforming:
             return StateInParts(self, mesh).init(params)
         return self.begin(params)
 
+    def begin_in_scope(self, params: PyTree) -> PyTree:
+        """The arrays of a new state, in parts if they are to be."""
+        mesh = self._mesh_to_shard()
+        return (
+            self.begin(params)
+            if mesh is None
+            else StateInParts(self, mesh).begin(params)
+        )
+
     @functools.cached_property
     def compiled_update(self) -> Function:
         """`update`, for eager replicas that call it together."""
