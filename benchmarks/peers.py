@@ -51,6 +51,7 @@ HERE = Path(__file__).parent
 RIVALS = HERE / "rivals"
 RESULTS = HERE.parent / "build"
 README = HERE.parent / "README.md"
+BATCHES = 20  # of an epoch
 OUT_OF_TIME = "out of time"
 LIMIT = 75.0  # seconds for a peer's first step, and for each later answer
 MODULES = {"tensorflow": "tensorflow", "torch": "torch", "keras": "keras"}
@@ -268,7 +269,7 @@ class Run:
 
         for peer in list(alive):
             ms = turn(peer, 4)
-            counts[peer] = max(2, math.ceil(250 / ms)) if ms else 0
+            counts[peer] = whole_epochs(max(2, math.ceil(250 / ms))) if ms else 0
         shuffle = random.Random(0).shuffle
         for round_number in range(30):
             if time.monotonic() > end and round_number >= 2:
@@ -317,6 +318,11 @@ class Run:
                     pipelines.pop(name)
 
 
+def whole_epochs(steps: int) -> int:
+    """So many steps, or more: who trains by epochs is asked for whole ones."""
+    return steps if steps < BATCHES else BATCHES * math.ceil(steps / BATCHES)
+
+
 def ping_all(
     running: dict[Peer, Workers], cells: dict[str, Cell], limit: float
 ) -> None:
@@ -362,7 +368,7 @@ def check_losses(cells: dict[str, Cell]) -> None:
 
 def write_models(folder: Path, is_quick: bool) -> None:
     for name, model in models_of(is_quick).items():
-        size = model.batch_size * 20
+        size = model.batch_size * BATCHES
         if name == "deep":
             model_batch = 32 * 16
             size = model_batch * 10
