@@ -370,13 +370,21 @@ def describe_machine(devices: Devices = ()) -> dict[str, Any]:
     modules = (mx, jax, jaxlib, np)  # mirrax need not be installed
     return {
         "date": date.today().isoformat(),
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+        "machine": f"{_processor()}, {os.cpu_count()} cores",
         "devices": [f"{d.platform}:{d.id} {d.device_kind}" for d in devices],
         "versions": {
             "python": platform.python_version(),
             **{module.__name__: module.__version__ for module in modules},
         },
     }
+
+
+def _processor() -> str:
+    with contextlib.suppress(OSError), open("/proc/cpuinfo") as file:
+        for line in file:
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
 
 
 def print_table(

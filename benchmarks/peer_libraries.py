@@ -20,9 +20,10 @@ EACH, PACKED, GATHERED = (
     Peer("JAX, packed", "jax", "packed"),
     Peer("JAX, packed and gathered", "jax", "gathered"),
 )
-TF, TF_FEW = (
+TF, TF_FEW, TF_LOOP = (
     Peer("TensorFlow", "tensorflow"),
     Peer("TensorFlow, few threads", "tensorflow", "few threads"),
+    Peer("TensorFlow, loop compiled", "tensorflow", "loop"),
 )
 DDP, KERAS = Peer("PyTorch DDP", "torch"), Peer("Keras 3 on JAX", "keras")
 DEFAULT = Peer("JAX, default threads", "jax", "default")

@@ -36,7 +36,7 @@ def write_report(found: Found, facts: dict[str, Any], folder: Path) -> None:
         + (" with QUICK=1, so short and noisy" if facts["quick"] else "")
         + ".",
         "",
-        f"{facts['date']}, {facts['machine']}. mirrax's side: {_versions(facts['versions'])}. "
+        f"{facts['date']}, {facts['machine']}, load {facts['load']:.1f} at the start. mirrax's side: {_versions(facts['versions'])}. "
         f"The peers': {_versions(facts['peers'])}.",
         "",
         "Each step is a whole one: the next batch from the library's own input, forward, backward, reduction, optimizer (SGD",
@@ -158,7 +158,7 @@ def _summary(found: Found) -> list[str]:
             figures = _figures(cell)
             text = _shown(cell, float(np.median(figures))) if figures else ""
             if name and not figures:
-                text = "fails"
+                text = "fails" if cell.get("problem") else "not measured"
             is_other = family != "mirrax" and not name.startswith(family.split()[0])
             shown.append(f"{name.split()[0]} {text}" if text and is_other else text)
         title = f"{title}: rows/s" if is_input else title

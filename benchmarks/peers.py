@@ -15,6 +15,7 @@ import contextlib
 import functools
 import json
 import math
+import os
 import random
 import signal
 import subprocess
@@ -31,7 +32,18 @@ import numpy as np
 from common import NoAnswer, Rival, describe_machine, is_installed
 from models import Model, mlp, small_variables, transformer
 from peer_faults import measure_faults
-from peer_libraries import DDP, EACH, GATHERED, KERAS, MIRRAX, PACKED, TF, TF_FEW, Peer
+from peer_libraries import (
+    DDP,
+    EACH,
+    GATHERED,
+    KERAS,
+    MIRRAX,
+    PACKED,
+    TF,
+    TF_FEW,
+    TF_LOOP,
+    Peer,
+)
 from peer_report import FAULTS, Cell, update_readme, write_report
 from workers import Workers
 
@@ -39,10 +51,11 @@ HERE = Path(__file__).parent
 RIVALS = HERE / "rivals"
 RESULTS = HERE.parent / "build"
 README = HERE.parent / "README.md"
+BATCHES = 20  # of an epoch
 OUT_OF_TIME = "out of time"
 LIMIT = 75.0  # seconds for a peer's first step, and for each later answer
 MODULES = {"tensorflow": "tensorflow", "torch": "torch", "keras": "keras"}
-VERSIONS = ("tensorflow", "tensorflow-cpu", "torch", "keras", "grain", "jax")
+VERSIONS = ("tensorflow", "tensorflow_cpu", "torch", "keras", "grain", "jax")
 
 
 # Fills the cells of a table, in about so many seconds.
@@ -62,12 +75,14 @@ class Row:
 
 def rows_of(is_quick: bool) -> list[Row]:
     many, count = (8, 200) if is_quick else (32, 1000)
-    one = (MIRRAX, EACH, PACKED, TF, DDP, KERAS)
-    two = (MIRRAX, PACKED, GATHERED, TF, TF_FEW, DDP)
+    one = (MIRRAX, EACH, PACKED, TF, TF_LOOP, DDP, KERAS)
+    two = (MIRRAX, PACKED, GATHERED, TF, TF_FEW, TF_LOOP, DDP)
     if is_quick:
         one, two = (MIRRAX, PACKED, TF, DDP, KERAS), (MIRRAX, GATHERED, TF, DDP)
     large, small = "MLP 784-1024-1024-10", "MLP 784-128-128-10"
-    some = (MIRRAX, EACH, PACKED, TF)
+    some = (
+        (MIRRAX, EACH, PACKED, TF) if is_quick else (MIRRAX, EACH, PACKED, TF, TF_LOOP)
+    )
     rows = [
         Row(f"2 workers, {large}", "large", two, workers=2),
         Row(f"2 workers, {small}", "small", two, workers=2),
@@ -114,6 +129,7 @@ def main() -> None:
     given = options.parse_args()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, stop)
+    load = os.getloadavg()[0]
     run = Run(
         given, time.monotonic() + (given.seconds or (225 if given.quick else 870))
     )
@@ -128,6 +144,7 @@ def main() -> None:
         **describe_machine(),
         "peers": versions_of(given.python),
         "quick": given.quick,
+        "load": load,
     }
     write_report(run.found, facts, given.output)
     print(f"wrote {given.output / 'PEERS.md'}")
@@ -252,7 +269,7 @@ class Run:
 
         for peer in list(alive):
             ms = turn(peer, 4)
-            counts[peer] = max(2, math.ceil(250 / ms)) if ms else 0
+            counts[peer] = whole_epochs(max(2, math.ceil(250 / ms))) if ms else 0
         shuffle = random.Random(0).shuffle
         for round_number in range(30):
             if time.monotonic() > end and round_number >= 2:
@@ -301,6 +318,11 @@ class Run:
                     pipelines.pop(name)
 
 
+def whole_epochs(steps: int) -> int:
+    """So many steps, or more: who trains by epochs is asked for whole ones."""
+    return steps if steps < BATCHES else BATCHES * math.ceil(steps / BATCHES)
+
+
 def ping_all(
     running: dict[Peer, Workers], cells: dict[str, Cell], limit: float
 ) -> None:
@@ -346,7 +368,7 @@ def check_losses(cells: dict[str, Cell]) -> None:
 
 def write_models(folder: Path, is_quick: bool) -> None:
     for name, model in models_of(is_quick).items():
-        size = model.batch_size * 20
+        size = model.batch_size * BATCHES
         if name == "deep":
             model_batch = 32 * 16
             size = model_batch * 10
@@ -362,7 +384,7 @@ def write_models(folder: Path, is_quick: bool) -> None:
 def versions_of(python: str) -> dict[str, str]:
     code = (
         "import importlib.metadata as m, json, sys\n"
-        "found = {d.metadata['Name']: d.version for d in m.distributions()}\n"
+        "found = {d.name.replace('-', '_'): d.version for d in m.distributions()}\n"
         "print(json.dumps({n: found[n] for n in sys.argv[1:] if n in found}))"
     )
     done = subprocess.run(

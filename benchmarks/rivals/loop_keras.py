@@ -1,6 +1,6 @@
 """A whole training loop with Keras 3 on JAX; see `looping.py`.
 
-`fit` under `DataParallel`, of the rows in memory. The way `default` has JAX's own thread pool,
+`fit` under `DataParallel`, of the rows in memory, ten steps an execution. The way `default` has JAX's own thread pool,
 the other one of a safe size.
 """
 
@@ -36,23 +36,21 @@ def make(loop: Loop) -> Training:
         if loop.is_transformer
         else keras.optimizers.SGD(RATE, MOMENTUM)
     )
-    model.compile(optimizer, crossentropy)
+    model.compile(optimizer, crossentropy, steps_per_execution=10)
     most = len(loop.x) // loop.batch
 
     def steps(count: int) -> float:
+        whole, rest = divmod(count, most)
+        parts = [(len(loop.x), whole), (rest * loop.batch, 1)]
         if loop.model == ODD:
-            rows, epochs = len(loop.x), 1
-        else:
-            rows, epochs = min(count, most) * loop.batch, max(1, count // most)
-        done = model.fit(
-            loop.x[:rows],
-            loop.y[:rows],
-            batch_size=loop.batch,
-            epochs=epochs,
-            shuffle=False,
-            verbose=0,
-        )
-        return float(done.history["loss"][-1])
+            parts = [(len(loop.x), 1)]
+        loss = 0.0
+        for rows, epochs in parts:
+            if rows and epochs:
+                x, y, size = loop.x[:rows], loop.y[:rows], loop.batch
+                done = model.fit(x, y, size, epochs, shuffle=False, verbose=0)
+                loss = float(done.history["loss"][-1])
+        return loss
 
     return Training(steps)
 

@@ -1,7 +1,7 @@
 """A whole training loop with TensorFlow's strategies; see `looping.py`.
 
 As TensorFlow's guide to custom training loops writes it. The way `few threads` gives a worker
-its share of the cores.
+its share of the cores; `loop` has the loop over batches in a `tf.function`, too.
 """
 
 # pyright: reportMissingImports=false, reportMissingModuleSource=false
@@ -74,7 +74,16 @@ def make(loop: Loop) -> Training:
         losses = strategy.run(replica_step, args=batch)
         return strategy.reduce(tf.distribute.ReduceOp.SUM, losses, axis=None)
 
+    @tf.function
+    def many_steps(batches: Any, count: Any) -> Any:
+        loss = tf.constant(0.0)
+        for _ in tf.range(count):
+            loss = step(next(batches))
+        return loss
+
     def steps(count: int) -> float:
+        if loop.way == "loop":
+            return float(many_steps(batches, tf.constant(count))) / loop.workers
         for _ in range(count):
             loss = step(next(batches))
         return float(loss) / loop.workers

@@ -69,9 +69,9 @@ def make(loop: Loop) -> Training:
     module = kinds.get(loop.model, mlp)(arrays)
     model = nn.parallel.DistributedDataParallel(module, gradient_as_bucket_view=True)
     optimizer = (
-        torch.optim.Adam(model.parameters(), ADAM_RATE, foreach=True)
+        torch.optim.Adam(model.parameters(), ADAM_RATE, fused=True)
         if loop.is_transformer
-        else torch.optim.SGD(model.parameters(), RATE, MOMENTUM, foreach=True)
+        else torch.optim.SGD(model.parameters(), RATE, MOMENTUM, fused=True)
     )
     batches = loop.own_batches()
 
