@@ -12,6 +12,7 @@ from helpers.engines import mirrored, parts
 from jax import lax
 
 import mirrax as mx
+from mirrax._src.base.values import is_distributed
 
 
 @pytest.fixture
@@ -238,3 +239,46 @@ def test_what_jax_traced_in_a_gradient_is_not_reused_outside():
     with pytest.raises(RuntimeError, match="JAX traces on its own"):
         add(0.0)
     assert float(mx.value_and_grad(lambda: add(0.0) * w, w)()[0]) == 5.0
+
+
+# A state that comes back -----------------------------------------------------------------
+
+CHANGES = {
+    "array": lambda state: {**state, "b": jnp.ones(2)},
+    "NumPy": lambda state: {**state, "b": np.ones(2, np.float32)},
+    "number": lambda state: {**state, "b": 7.0},
+    "dict": lambda state: {**state, "b": {"c": jnp.ones(2)}},
+    "nothing": lambda state: {**state, "b": None},
+    "copies": lambda state: {**state, "b": mx.distribute.Mirrored([jnp.ones(2)] * 2)},
+    "computed": lambda state: {**state, "b": state["a"] * 2},
+    "fewer": lambda state: {"b": state["b"]},
+    "more": lambda state: {**state, "new": state["b"] + 1},
+    "list": lambda state: [state["a"], state["b"]],
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_a_state_may_be_changed_between_steps(change, strategy):
+    def numbers(tree):
+        whole = jax.tree.map(np.asarray, tree, is_leaf=is_distributed)
+        return jax.tree.map(np.ndarray.tolist, whole)
+
+    step = mx.function(add_one, donate_argnums=0)
+    state = strategy.replicate({"a": jnp.ones(2), "b": jnp.zeros(2)})
+    for _ in range(2):
+        state = strategy.run(step, (state,))
+    state = change(state)
+    expected = numbers(add_one(jax.tree.map(np.asarray, numbers(state))))
+    assert numbers(strategy.run(step, (state,))) == expected
+
+
+def test_a_state_that_another_program_has_taken_is_an_error(strategy):
+    state = strategy.replicate({"a": jnp.ones(2), "key": jax.random.key(0)})
+    add = mx.function(lambda s: s | {"a": s["a"] + 1}, donate_argnums=0)
+    double = mx.function(lambda s: s | {"a": s["a"] * 2}, donate_argnums=0)
+    for step in (add, double) * 2:
+        state = strategy.run(step, (state,))
+    new = strategy.run(add, (state,))
+    with pytest.raises(RuntimeError, match="was donated"):
+        strategy.run(double, (state,))
+    assert parts(strategy, strategy.run(double, (new,))["a"]) == [[22.0, 22.0]] * 2

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import functools
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +15,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from mirrax._src.base.devices import device_name
 from mirrax._src.base.jax_compat import Device, Tracer
+from mirrax._src.base.logical import after_launch, launching
 from mirrax._src.base.protocols import ClusterLike
 
 AXIS_NAME = "replica"
@@ -194,3 +195,42 @@ class ReplicaMesh:
             return tuple(own)
         found = self.cluster.agree("the shapes of a per-replica value", own)
         return tuple((tuple(shape), dtype) for each in found for shape, dtype in each)
+
+
+def gathered(array: jax.Array, mesh: ReplicaMesh | None) -> jax.Array:
+    """A sharded array with a copy of the whole on every device."""
+    return array if mesh is None else _resharded(array, mesh.mirrored)
+
+
+def on_host(array: jax.Array) -> np.ndarray:
+    """A sharded array as NumPy's; every worker has to call it."""
+    if not array.is_fully_addressable:
+        sharding: Any = array.sharding
+        whole = NamedSharding(sharding.mesh, PartitionSpec())
+        array = _resharded(array, whole).addressable_data(0)
+    return np.array(array)
+
+
+def shard(value: Any, mesh: ReplicaMesh) -> jax.Array:
+    """`value`, the same on all workers, with a part on each device."""
+    sharding = mesh.sharded(np.shape(value))
+    if isinstance(value, jax.Array) and value.sharding.device_set == set(mesh.devices):
+        return _resharded(value, sharding)
+    if not mesh.spans_workers:
+        return jax.device_put(value, sharding)
+    whole = np.asarray(value)
+    return jax.make_array_from_callback(whole.shape, sharding, lambda at: whole[at])
+
+
+def _resharded(array: jax.Array, sharding: Any) -> jax.Array:
+    if array.sharding.is_equivalent_to(sharding, array.ndim):
+        return array
+    with launching, jax.ensure_compile_time_eval():
+        result = _copying_to(sharding)(array)
+    after_launch(result)
+    return result
+
+
+@functools.lru_cache(maxsize=256)
+def _copying_to(sharding: Any) -> Callable[[jax.Array], jax.Array]:
+    return jax.jit(lambda x: x, out_shardings=sharding)

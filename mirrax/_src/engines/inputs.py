@@ -8,6 +8,7 @@ crashes on it where there are several CPUs.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,7 +20,7 @@ from mirrax._src.base.structures import is_open, opened
 from mirrax._src.base.values import Mirrored, PerReplica, ReplicaValues, is_leaf
 from mirrax._src.engines.arguments import Kind, Static
 
-_flatten = jax.tree_util.tree_flatten
+_array_of = operator.attrgetter("array")
 
 # Gives the arrays in an argument; raises SignatureChanged if it is another kind of thing.
 Take = Callable[[Any], list[Any]]
@@ -67,7 +68,7 @@ class _Tree:
     """Any structure, with values of replicas, arrays and what is static in it."""
 
     def __init__(self, argument: Any, kinds: Sequence[Kind]) -> None:
-        leaves, self._tree = _flatten(argument, is_leaf)
+        leaves, self._tree = jax.tree.flatten(argument, is_leaf)
         self._types = tuple(map(type, leaves))
         numbered = list(enumerate(leaves))
         split = [(i, leaf) for i, leaf in numbered if type(leaf) is PerReplica]
@@ -75,6 +76,11 @@ class _Tree:
         self._mirrored = [i for i, leaf in numbered if isinstance(leaf, Mirrored)]
         arrays = jax.Array | Mirrored
         self._arrays = [i for i, leaf in numbered if isinstance(leaf, arrays)]
+        self._is_mirrored = len(self._mirrored) == len(leaves)
+        types = {type(getattr(leaves[i], "array", leaves[i])) for i in self._arrays}
+        kind = types.pop() if len(types) == 1 else None
+        look = operator.methodcaller("is_deleted")
+        self._is_deleted: Any = getattr(kind, "is_deleted", look)
         self._static = [(i, k) for i, k in enumerate(kinds) if isinstance(k, Static)]
         self._dynamic = [i for i, k in enumerate(kinds) if isinstance(k, Layout)]
         # What has to be put together first takes the long way, and so do parts one by one.
@@ -82,16 +88,26 @@ class _Tree:
             self._types = None
 
     def take(self, argument: Any) -> list[Any]:
-        leaves, tree = _flatten(argument, is_leaf)
-        if tree != self._tree or tuple(map(type, leaves)) != self._types:
+        # What is done to each leaf of a state at every step is done in C.
+        try:
+            leaves = self._tree.flatten_up_to(argument)
+        except ValueError:
+            raise SignatureChanged from None
+        if tuple(map(type, leaves)) != self._types:
             raise SignatureChanged
         for i, take in self._split:
             leaves[i] = take(leaves[i])[0]
-        for i in self._mirrored:
-            leaves[i] = leaves[i].array
-        for i in self._arrays:
-            if leaves[i] is None or leaves[i].is_deleted():
+        if self._is_mirrored:
+            arrays = leaves = list(map(_array_of, leaves))
+        else:
+            for i in self._mirrored:
+                leaves[i] = leaves[i].array
+            arrays = [leaves[i] for i in self._arrays]
+        try:
+            if any(map(self._is_deleted, arrays)):
                 raise SignatureChanged
+        except (AttributeError, TypeError):  # None: the copies of a value are apart
+            raise SignatureChanged from None
         for i, kind in self._static:
             if kind != Static.of(leaves[i]):
                 raise SignatureChanged

@@ -152,7 +152,7 @@ class Program:
             each = zip(self._takes, inputs)
             inputs = [x if take is None else take(x) for take, x in each]
         if self._donate and self._is_spread:  # one device finds out by itself
-            self._check_donated(inputs)
+            self._check_donated(inputs)  # each of which is a list by now
         results = self._run_watched(inputs) if self._label else self._run(inputs)
         if self._is_bare:
             return results
@@ -172,7 +172,7 @@ class Program:
         inputs = self._as_inputs(
             [a if layout.in_parts else placed(a, mesh) for a, layout in known]
         )
-        self._check_donated(inputs)
+        self._check_donated(list(map(jax.tree.leaves, inputs)))
         try:
             with launching, self._unsealed():
                 # An array that no strategy has placed may lie where other arguments did.
@@ -195,11 +195,16 @@ class Program:
         finally:
             self._sealed = True
 
-    def _check_donated(self, inputs: Sequence[Any]) -> None:
+    def _check_donated(self, arrays: Sequence[Any]) -> None:
         """Raises if an array that is given up is also given in another place."""
-        ids = [list(map(id, jax.tree.leaves(x))) for x in inputs]
-        donated = {number for i in self._donate for number in ids[i]}
-        if sum(number in donated for each in ids for number in each) > len(donated):
+        given_up: set[int] = set()
+        for i in self._donate:
+            given_up.update(map(id, arrays[i]))
+        if len(given_up) < sum(len(arrays[i]) for i in self._donate) or not all(
+            given_up.isdisjoint(map(id, others))
+            for i, others in enumerate(arrays)
+            if i not in self._donate
+        ):
             raise ValueError(_TWICE)
 
     def _as_inputs(self, arrays: Sequence[Any]) -> list[Any]:

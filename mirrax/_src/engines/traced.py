@@ -141,17 +141,22 @@ class Trace:
 
     def result(self, arrays: Sequence[Any], given: Sequence[Any]) -> PyTree:
         """What the function returns, from the program's results and the given arguments."""
+        if self._is_mirrored:
+            return self.out_tree.unflatten(Mirrored.of_each(arrays, self.mesh))
         it = iter(arrays)
-        mirrored, mirror = Layout.MIRRORED, Mirrored.of
         leaves = [
-            mirror(next(it), out.mesh)
-            if out.layout is mirrored
-            else out.known(given)
+            out.known(given)
             if out.layout is None
             else wrapped(next(it), out.layout, out.mesh)
             for out in self.outs
         ]
         return self.out_tree.unflatten(leaves)
+
+    @functools.cached_property
+    def _is_mirrored(self) -> bool:
+        """Whether all of the result is the same on all replicas, as a state and a loss are."""
+        layout, mesh = Layout.MIRRORED, self.mesh
+        return all(out.layout is layout and out.mesh is mesh for out in self.outs)
 
     def handed_on(self) -> frozenset[Variable]:
         """The variables whose array somebody else may hold after a call."""

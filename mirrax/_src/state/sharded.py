@@ -9,17 +9,9 @@ import jax
 from mirrax._src.base import context
 from mirrax._src.base.context import Context
 from mirrax._src.base.jax_compat import Tracer
-from mirrax._src.base.mesh import Layout
+from mirrax._src.base.mesh import Layout, gathered, on_host, shard
 from mirrax._src.base.protocols import StrategyLike
-from mirrax._src.base.values import (
-    PerReplica,
-    ReplicaValues,
-    Sharded,
-    copies_of,
-    gathered,
-    on_host,
-    shard,
-)
+from mirrax._src.base.values import PerReplica, ReplicaValues, Sharded, copies_of
 from mirrax._src.state.mirrored import MirroredVariable
 from mirrax._src.state.variable import Variable, VariableSpec
 

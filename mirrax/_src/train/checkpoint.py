@@ -19,7 +19,7 @@ from mirrax._src.base.errors import DataLossError, warn_user
 from mirrax._src.base.hiding import all_brief, brief, hides
 from mirrax._src.base.jax_compat import outside_traces
 from mirrax._src.base.logical import launching
-from mirrax._src.base.values import on_host
+from mirrax._src.base.mesh import on_host
 from mirrax._src.cluster.runtime import current_cluster
 from mirrax._src.state.variable import OrdinaryVariable, Variable, VariableSpec
 from mirrax._src.train import exporting, storage

@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mirrax._src.base.logical import launching
+from mirrax._src.base.mesh import on_host
 from mirrax._src.base.reduce_op import VariableSynchronization
 from mirrax._src.base.values import (
     Mirrored,
@@ -28,7 +29,6 @@ from mirrax._src.base.values import (
     Sharded,
     is_array,
     is_leaf,
-    on_host,
     to_device,
 )
 from mirrax._src.cluster.collecting import collect_on_first
