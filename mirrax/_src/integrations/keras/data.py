@@ -22,14 +22,15 @@ def install() -> None:
     wrap(data_adapters, "get_data_adapter", _get_data_adapter)
 
 
-def _cluster_of(strategy: Any) -> Any:
-    mesh = strategy.replica_mesh
+def cluster_of(strategy: Any) -> Any:
+    """The workers of a strategy; None if there is one, or no strategy."""
+    mesh = None if strategy is None else strategy.replica_mesh
     return mesh.cluster if mesh is not None and mesh.spans_workers else None
 
 
 def agree_on_randomness(strategy: Any) -> None:
     """Has all workers draw the random numbers of the first one: Keras shuffles by them."""
-    cluster = _cluster_of(strategy)
+    cluster = cluster_of(strategy)
     if cluster is None:
         return
     torch = sys.modules.get("torch")
@@ -81,7 +82,7 @@ class DatasetAdapter(DataAdapter):
     """The batches of an `mx.data.Dataset`, one pass for each epoch."""
 
     def __init__(self, dataset: Dataset, class_weight: Any) -> None:
-        cluster = _cluster_of(context.current().strategy)
+        cluster = cluster_of(context.current().strategy)
         if cluster is not None:  # the first worker's seeds, where none were given
             own = describe_steps((dataset.node,))
             adopt((dataset.node,), cluster.agree("a dataset for `fit`", own)[0])

@@ -25,6 +25,9 @@ _Original = Callable[..., Any]
 
 def install() -> None:
     wrap(BaseOptimizer, "apply", _apply)
+    wrap(keras.optimizers.LossScaleOptimizer, "apply", _apply_scaled)
+    if hasattr(keras.optimizers, "MultiOptimizer"):  # of other optimizers
+        wrap(keras.optimizers.MultiOptimizer, "apply", _apply)
     wrap(keras.random.SeedGenerator, "next", _next_seed)
     wrap(seed_generator, "global_seed_generator", _global_seed_generator)
     norm = keras.layers.BatchNormalization
@@ -62,6 +65,31 @@ def _apply(
         grads[i] = total
     with doing(is_agreed=True):
         return original(self, grads, trainable_variables)
+
+
+def _apply_scaled(
+    original: _Original,
+    self: Any,
+    grads: Sequence[Any],
+    trainable_variables: Sequence[Any] | None = None,
+) -> None:
+    """In a replica: whether gradients are finite is asked of their sum.
+
+    Keras assigns variables in the branches of a `cond`, which JAX traces: here the branches give
+    new values, which are assigned after it.
+    """
+    if current_replica() is None or in_stateless_scope():
+        return original(self, grads, trainable_variables)
+
+    def update(self: Any, grads: Sequence[Any], given: Sequence[Any] | None) -> None:
+        trained = list(given or self._trainable_variables)
+        groups = trained, self.variables
+        weights, own = ([v.value for v in group] for group in groups)
+        for group, values in zip(groups, self.stateless_apply(own, grads, weights)):
+            for variable, value in zip(group, values):
+                variable.assign(value)
+
+    _apply(update, self, grads, trainable_variables)
 
 
 # Random seeds ------------------------------------------------------------------------------
