@@ -265,6 +265,31 @@ def test_gradient_accumulation_averages_and_constraints():
 
 
 @both_engines
+def test_a_count_that_does_not_divide_stays_whole(engine):
+    class Rows(keras.metrics.Metric):
+        def __init__(self):
+            super().__init__()
+            self.count = self.add_variable((), "zeros", "int32", aggregation="sum")
+
+        def update_state(self, y, prediction=None, sample_weight=None):
+            self.count.assign_add(len(y))
+
+        def result(self):
+            return self.count.value
+
+    strategy = mirrored(3)
+    with strategy.scope():
+        rows = Rows()
+    rows.update_state(np.ones(7))
+    parts = per_replica(strategy, *map(np.ones, (1, 2, 2)))
+    strategy.run(compile_if(engine, rows.update_state), (parts,))
+    assert int(rows.result()) == 12
+    rows.count.assign(5)
+    strategy.run(compile_if(engine, rows.update_state), (parts,))
+    assert int(rows.result()) == 10
+
+
+@both_engines
 @pytest.mark.parametrize("is_finite", [True, False])
 def test_a_loss_scale_is_one_for_all_replicas(engine, is_finite):
     """Whether an update is left out is decided by the sum of all replicas' gradients."""

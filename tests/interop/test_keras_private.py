@@ -126,6 +126,8 @@ def test_adapters_come_from_one_function():
     assert "data_adapters.get_data_adapter(" in text
     adapter = found("trainers.data_adapters.data_adapter", "DataAdapter")
     assert {"get_jax_iterator", "num_batches", "on_epoch_end"} <= set(vars(adapter))
+    utils = found("trainers.data_adapters.data_adapter_utils")
+    assert parameters(utils.class_weight_to_sample_weights) == ["y", "class_weight"]
 
 
 def test_shuffles_draw_from_the_processes_generators():

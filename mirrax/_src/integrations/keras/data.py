@@ -15,7 +15,12 @@ from mirrax._src.base import context
 from mirrax._src.input.dataset import Dataset
 from mirrax._src.input.distributed import DistributedDataset
 from mirrax._src.input.iterators import adopt, describe_steps
-from mirrax._src.integrations.keras.private import DataAdapter, data_adapters, wrap
+from mirrax._src.integrations.keras.private import (
+    DataAdapter,
+    class_weight_to_sample_weights,
+    data_adapters,
+    wrap,
+)
 
 
 def install() -> None:
@@ -94,7 +99,9 @@ class DatasetAdapter(DataAdapter):
                     f"{spec}. Where they have a weight already, multiply it by that of the "
                     "class in the dataset."
                 )
-            dataset = dataset.map(lambda x, y: (x, y, _weights(y, class_weight)))
+            dataset = dataset.map(
+                lambda x, y: (x, y, class_weight_to_sample_weights(y, class_weight))
+            )
         self._dataset = dataset
         # Keras looks at a batch before the first epoch. That pass does not count.
         self._is_looking = True
@@ -132,13 +139,3 @@ class DatasetAdapter(DataAdapter):
     @property
     def partial_batch_size(self) -> int | None:
         return None
-
-
-def _weights(y: Any, class_weight: dict[int, float]) -> np.ndarray:
-    """The weight of each example, by its class."""
-    classes = np.asarray(y)
-    if classes.ndim > 1:
-        is_one_hot = classes.shape[-1] != 1
-        classes = np.argmax(classes, -1) if is_one_hot else classes[..., 0]
-    each = [class_weight.get(int(k), 1.0) for k in np.round(classes)]
-    return np.asarray(each, "float32")

@@ -18,7 +18,13 @@ from mirrax._src.integrations.keras.private import (
     seed_generator,
     wrap,
 )
-from mirrax._src.integrations.keras.variables import current_replica, doing, here
+from mirrax._src.integrations.keras.variables import (
+    current_replica,
+    doing,
+    held_variable,
+    here,
+    made_elsewhere,
+)
 
 _Original = Callable[..., Any]
 
@@ -49,6 +55,8 @@ def _apply(
     replica = current_replica()
     if replica is None or here.is_agreed or in_stateless_scope():
         return original(self, grads, trainable_variables)
+    if held_variable(self.iterations) is None:  # before anything has changed
+        raise made_elsewhere(self.iterations, is_new=False)
     if not self.built and trainable_variables is not None:
         variables = list(trainable_variables)
 
