@@ -207,6 +207,27 @@ def test_a_model_made_outside_is_named(engine: str, two_cpus: Any) -> None:
     assert not np.any(outside.mean[...])
 
 
+@both_engines
+def test_gradients_of_a_model_made_outside_are_refused_before_it_is_taken_apart(
+    engine: str, two_cpus: Any
+) -> None:
+    class Outer(nnx.Module):
+        def __init__(self) -> None:
+            self.inner = nnx.Linear(3, 1, rngs=nnx.Rngs(0))
+
+    outside = Outer()
+    before = outside.inner(X)
+
+    def step(x: Any) -> Any:
+        return nnx.grad(lambda model: jnp.sum(model.inner(x)))(outside)
+
+    with pytest.raises(
+        ValueError, match=r"nnx\.Param 'Linear\.(bias|kernel)'.*outside"
+    ):
+        two_cpus.run(compile_if(engine, step), (X,))
+    np.testing.assert_array_equal(outside.inner(X), before)
+
+
 def test_a_model_made_outside_as_an_argument(two_cpus: Any) -> None:
     outside: Any = nnx.Linear(3, 1, rngs=nnx.Rngs(0))
     with pytest.raises(

@@ -153,3 +153,13 @@ def test_reading_a_key_is_enough_to_fold_it() -> None:
     stream = nnx.Rngs(0).default
     expected = jax.random.fold_in(stream.key[...], stream.count[...])
     assert stream() == expected
+
+
+def test_a_transformation_asks_whether_it_can_update(monkeypatch: Any) -> None:
+    """Without it one of a plain model, in a replica, fails after the model was emptied."""
+    asked = []
+    kept = property(lambda self: asked.append(self) or True)
+    monkeypatch.setattr(nnx.Variable, "_can_update", kept)
+    model = nnx.Linear(3, 1, rngs=nnx.Rngs(0))
+    nnx.grad(lambda model: jnp.sum(model(jnp.ones(3))))(model)
+    assert any(each is model.kernel for each in asked)

@@ -333,6 +333,17 @@ def test_every_source(make, options):
     assert farthest(found, usual_alone(shuffle=False)) < 1e-4
 
 
+def test_class_weights_of_a_dataset():
+    """In the precision of Keras, as for arrays."""
+    weights = {0: 0.1, 2: 0.7}
+    with double_precision():
+        dataset = mx.data.Dataset.from_tensor_slices(data()).batch(16)
+        model = made_in(mirrored(2), exact_model)
+        found = train(model, dataset, class_weight=weights)
+        alone = train(exact_model(), *data(), shuffle=False, class_weight=weights)
+        assert farthest(found, alone) < 1e-12
+
+
 def test_every_epoch_is_one_pass_over_a_dataset():
     """Also in a model that looks at a batch before, to build itself."""
     dataset = mx.data.Dataset.range(6).shuffle(6, seed=3).batch(2)

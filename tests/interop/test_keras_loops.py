@@ -264,6 +264,78 @@ def test_gradient_accumulation_averages_and_constraints():
     assert farthest(found, expected) < 1e-5
 
 
+@both_engines
+def test_a_count_that_does_not_divide_stays_whole(engine):
+    class Rows(keras.metrics.Metric):
+        def __init__(self):
+            super().__init__()
+            self.count = self.add_variable((), "zeros", "int32", aggregation="sum")
+
+        def update_state(self, y, prediction=None, sample_weight=None):
+            self.count.assign_add(len(y))
+
+        def result(self):
+            return self.count.value
+
+    strategy = mirrored(3)
+    with strategy.scope():
+        rows = Rows()
+    rows.update_state(np.ones(7))
+    parts = per_replica(strategy, *map(np.ones, (1, 2, 2)))
+    strategy.run(compile_if(engine, rows.update_state), (parts,))
+    assert int(rows.result()) == 12
+    rows.count.assign(5)
+    strategy.run(compile_if(engine, rows.update_state), (parts,))
+    assert int(rows.result()) == 10
+
+
+@both_engines
+@pytest.mark.parametrize("is_finite", [True, False])
+def test_a_loss_scale_is_one_for_all_replicas(engine, is_finite):
+    """Whether an update is left out is decided by the sum of all replicas' gradients."""
+    strategy = mirrored(2)
+    with strategy.scope():
+        weight = keras.Variable([1.0, 2.0])
+        optimizer = keras.optimizers.LossScaleOptimizer(
+            keras.optimizers.SGD(0.1), initial_scale=8.0, dynamic_growth_steps=2
+        )
+    second = 2.0 if is_finite else np.inf
+    given = per_replica(strategy, 1.0, second)
+
+    def step(x):
+        def loss():
+            return optimizer.scale_loss(jnp.sum(weight * x))
+
+        optimizer.apply(mx.grad(loss, [weight])(), [weight])
+
+    step = compile_if(engine, step)
+    for _ in range(2):
+        strategy.run(step, (given,))
+    np.testing.assert_allclose(weight, [0.4, 1.4] if is_finite else [1, 2], rtol=1e-6)
+    assert float(optimizer.dynamic_scale) == (16 if is_finite else 2)
+    assert int(optimizer.iterations) == (2 if is_finite else 0)
+    strategy.assert_in_sync([weight, *optimizer.variables])
+
+
+@both_engines
+def test_an_optimizer_of_optimizers(engine):
+    if not hasattr(keras.optimizers, "MultiOptimizer"):
+        pytest.skip("this Keras has no MultiOptimizer")
+    strategy = mirrored(2)
+    with strategy.scope():
+        weights = [keras.Variable([1.0], name=name) for name in "ab"]
+        kinds = {"a": keras.optimizers.SGD(0.1), "b": keras.optimizers.SGD(0.2)}
+        optimizer = keras.optimizers.MultiOptimizer(lambda v: kinds[v.name])
+
+    def step(x):
+        gradients = mx.grad(lambda: jnp.sum(weights[0] + weights[1]) * x, weights)()
+        optimizer.apply(gradients, weights)
+
+    strategy.run(compile_if(engine, step), (per_replica(strategy, 1.0, 2.0),))
+    np.testing.assert_allclose(weights, [[0.7], [0.4]], rtol=1e-6)
+    assert int(optimizer.iterations) == 1
+
+
 # Checkpoints -------------------------------------------------------------------------------
 
 

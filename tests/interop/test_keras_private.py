@@ -126,6 +126,8 @@ def test_adapters_come_from_one_function():
     assert "data_adapters.get_data_adapter(" in text
     adapter = found("trainers.data_adapters.data_adapter", "DataAdapter")
     assert {"get_jax_iterator", "num_batches", "on_epoch_end"} <= set(vars(adapter))
+    utils = found("trainers.data_adapters.data_adapter_utils")
+    assert parameters(utils.class_weight_to_sample_weights) == ["y", "class_weight"]
 
 
 def test_shuffles_draw_from_the_processes_generators():
@@ -142,6 +144,9 @@ def test_an_optimizer_applies_by_apply():
     assert issubclass(keras.optimizers.SGD, kind)
     assert parameters(kind.apply) == ["self", "grads", "trainable_variables"]
     assert "self.apply(" in source(kind.apply_gradients)
+    scaled = keras.optimizers.LossScaleOptimizer
+    assert parameters(scaled.apply) == parameters(kind.apply)
+    assert "self._trainable_variables" in source(scaled._stateful_handle_finite_grads)
 
 
 def test_seeds_are_two_numbers_that_jax_takes_for_a_key():
@@ -179,6 +184,7 @@ def test_files_are_written_by_a_few_functions():
     backup = found("callbacks.backup_and_restore", "BackupAndRestore")
     assert "rmtree" in source(backup.on_train_end)
     assert "save_weights(" in source(backup._save_model)
+    assert "exists(self._weights_path)" in source(backup._load_model)
 
 
 def test_whether_variables_are_nnx_is_known():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import tempfile
 import warnings
 
 import jax.numpy as jnp
@@ -192,12 +193,23 @@ def fit_other_units(strategy):
         keras.layers.Dense(3 + strategy.cluster_resolver.task_id).build((None, 6))
 
 
+def fit_with_a_backup_of_one(strategy):
+    with strategy.scope():
+        model = exact_model()
+    with tempfile.TemporaryDirectory() as files:
+        if strategy.cluster_resolver.task_id == 1:
+            open(f"{files}/latest.weights.h5", "w").close()
+        backup = keras.callbacks.BackupAndRestore(files)
+        model.fit(*data(8), verbose=0, callbacks=[backup])
+
+
 @pytest.mark.parametrize(
     ("fn", "message"),
     [
         (fit_other_batches, "Workers read different batches"),
         (fit_other_rows, "Workers do different things"),
         (fit_more_layers, "Workers (make|do|train) different"),
+        (fit_with_a_backup_of_one, "finds a backup on worker 1.*none on worker 0"),
         (fit_other_units, "Workers make different variables"),
     ],
 )

@@ -52,6 +52,7 @@ _MADE_ELSEWHERE = (
 # What is not documented, and replaced or relied on below.
 _NAMES = (
     (nnx.Variable, "_raw_value"),
+    (nnx.Variable, "_can_update"),
     (tracers, "current_jax_trace"),
     (tracers.TraceState, "jax_trace"),
     (getattr(variablelib, "VariableMeta", None), "_variable_meta_call"),
@@ -159,12 +160,18 @@ class _RawValue(foreign.Route):
 
     def hold(self, obj: Any, value: Any) -> None:
         here = context.current()
-        is_spread = here.replica is not None and here.strategy.num_replicas_in_sync > 1
-        if here.frame is not None or is_spread:
+        if here.frame is not None or spread_replica() is not None:
             self.check_own(obj, here)
         elif id(obj) in _kept:
             _kept[id(obj)].change()
         super().hold(obj, value)
+
+    def check_plain(self, obj: Any) -> None:
+        """Raises where `hold` would: before NNX takes a module apart, to put it together anew."""
+        here = context.current()
+        is_plain = not isinstance(self.held(obj), Variable)
+        if is_plain and (here.frame is not None or spread_replica() is not None):
+            self.check_own(obj, here)
 
     def check_own(self, obj: Any, here: Context) -> None:
         """Raises if replicas, or a traced function, change what was there before them."""
@@ -371,6 +378,12 @@ def _make_variable(cls: Any, *args: Any, **kwargs: Any) -> Any:
     return variable
 
 
+def _can_update(variable: Any) -> bool:
+    if context.is_entered():
+        raw_value.check_plain(variable)
+    return _can_update_plain(variable)
+
+
 class _Making(threading.local):
     """The modules whose `__init__` runs."""
 
@@ -452,6 +465,7 @@ def _replace_parts(module: Any, parts: dict[str, Any]) -> None:
 # What of NNX is replaced ------------------------------------------------------------------
 
 _make_variable_plain = variablelib.VariableMeta._variable_meta_call
+_can_update_plain: Any = nnx.Variable._can_update.fget  # pyright: ignore[reportAttributeAccessIssue]
 _construct_plain = pytreelib.PytreeMeta._pytree_meta_construct
 _set_attribute_plain = pytreelib.Pytree._setattr
 
@@ -462,6 +476,7 @@ def replace_name(owner: Any, name: str, new: Any) -> None:
 
 
 replace_name(tracers, "current_jax_trace", _current_place)
+nnx.Variable._can_update = property(_can_update)
 replace_name(variablelib.VariableMeta, "_variable_meta_call", _make_variable)
 replace_name(pytreelib.PytreeMeta, "_pytree_meta_construct", _construct)
 replace_name(pytreelib.Pytree, "_setattr", _set_attribute)

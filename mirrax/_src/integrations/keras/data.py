@@ -15,21 +15,27 @@ from mirrax._src.base import context
 from mirrax._src.input.dataset import Dataset
 from mirrax._src.input.distributed import DistributedDataset
 from mirrax._src.input.iterators import adopt, describe_steps
-from mirrax._src.integrations.keras.private import DataAdapter, data_adapters, wrap
+from mirrax._src.integrations.keras.private import (
+    DataAdapter,
+    class_weight_to_sample_weights,
+    data_adapters,
+    wrap,
+)
 
 
 def install() -> None:
     wrap(data_adapters, "get_data_adapter", _get_data_adapter)
 
 
-def _cluster_of(strategy: Any) -> Any:
-    mesh = strategy.replica_mesh
+def cluster_of(strategy: Any) -> Any:
+    """The workers of a strategy; None if there is one, or no strategy."""
+    mesh = None if strategy is None else strategy.replica_mesh
     return mesh.cluster if mesh is not None and mesh.spans_workers else None
 
 
 def agree_on_randomness(strategy: Any) -> None:
     """Has all workers draw the random numbers of the first one: Keras shuffles by them."""
-    cluster = _cluster_of(strategy)
+    cluster = cluster_of(strategy)
     if cluster is None:
         return
     torch = sys.modules.get("torch")
@@ -81,7 +87,7 @@ class DatasetAdapter(DataAdapter):
     """The batches of an `mx.data.Dataset`, one pass for each epoch."""
 
     def __init__(self, dataset: Dataset, class_weight: Any) -> None:
-        cluster = _cluster_of(context.current().strategy)
+        cluster = cluster_of(context.current().strategy)
         if cluster is not None:  # the first worker's seeds, where none were given
             own = describe_steps((dataset.node,))
             adopt((dataset.node,), cluster.agree("a dataset for `fit`", own)[0])
@@ -93,7 +99,9 @@ class DatasetAdapter(DataAdapter):
                     f"{spec}. Where they have a weight already, multiply it by that of the "
                     "class in the dataset."
                 )
-            dataset = dataset.map(lambda x, y: (x, y, _weights(y, class_weight)))
+            dataset = dataset.map(
+                lambda x, y: (x, y, class_weight_to_sample_weights(y, class_weight))
+            )
         self._dataset = dataset
         # Keras looks at a batch before the first epoch. That pass does not count.
         self._is_looking = True
@@ -131,13 +139,3 @@ class DatasetAdapter(DataAdapter):
     @property
     def partial_batch_size(self) -> int | None:
         return None
-
-
-def _weights(y: Any, class_weight: dict[int, float]) -> np.ndarray:
-    """The weight of each example, by its class."""
-    classes = np.asarray(y)
-    if classes.ndim > 1:
-        is_one_hot = classes.shape[-1] != 1
-        classes = np.argmax(classes, -1) if is_one_hot else classes[..., 0]
-    each = [class_weight.get(int(k), 1.0) for k in np.round(classes)]
-    return np.asarray(each, "float32")

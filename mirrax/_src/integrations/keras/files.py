@@ -7,12 +7,14 @@ Of several workers the first one writes, and the others wait for it.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import keras
 
+from mirrax._src.integrations.keras.data import cluster_of
 from mirrax._src.integrations.keras.private import (
     BackupAndRestore,
     BaseOptimizer,
@@ -37,6 +39,7 @@ def install() -> None:
         wrap(owner, name, _save)
     for name in ("_save_model", "on_train_end"):
         wrap(BackupAndRestore, name, _back_up)
+    wrap(BackupAndRestore, "on_train_begin", _go_on)
     for kind in (keras.layers.Layer, BaseOptimizer, keras.metrics.Metric):
         kind.saved_parts = _saved_parts
         kind.replace_parts = _replace_parts
@@ -55,18 +58,35 @@ def _back_up(original: _Original, self: Any, *args: Any, **kwargs: Any) -> Any:
     return _write_once(self.model, lambda: original(self, *args, **kwargs))
 
 
+def _go_on(original: _Original, self: Any, *args: Any, **kwargs: Any) -> Any:
+    """Has all workers go on from a backup, or none: each reads it by itself."""
+    cluster = cluster_of(strategy_of(self.model))
+    if cluster is not None:
+        found = cluster.agree("a backup of Keras", os.path.exists(self._weights_path))
+        if len(set(found)) > 1:
+            here, missing = (
+                ", ".join(
+                    n for n, is_there in zip(cluster.names, found) if is_there is k
+                )
+                for k in (True, False)
+            )
+            raise ValueError(
+                f"`BackupAndRestore({self.backup_dir!r})` finds a backup on {here}, and none "
+                f"on {missing}. Give it a directory that all workers share."
+            )
+    return original(self, *args, **kwargs)
+
+
 def _write_once(model: Any, write: Callable[[], Any]) -> Any:
     """`write()` on the first worker; the others wait until it is done."""
     is_model = isinstance(model, keras.Model)
-    strategy = strategy_of(model) if is_model else None
-    mesh = None if strategy is None else strategy.replica_mesh
-    if mesh is None or not mesh.spans_workers or getattr(_here, "is_writing", False):
+    cluster = cluster_of(strategy_of(model)) if is_model else None
+    if cluster is None or getattr(_here, "is_writing", False):
         return write()
     for variable in _variables_of(model):  # what all workers have to combine
         held = held_variable(variable)
         if held is not None:
             whole(held)
-    cluster: Any = mesh.cluster
     error: Exception | None = None
     result = None
     if cluster.worker == 0:

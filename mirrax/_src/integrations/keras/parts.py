@@ -18,13 +18,22 @@ from mirrax._src.integrations.keras.private import (
     seed_generator,
     wrap,
 )
-from mirrax._src.integrations.keras.variables import current_replica, doing, here
+from mirrax._src.integrations.keras.variables import (
+    current_replica,
+    doing,
+    held_variable,
+    here,
+    made_elsewhere,
+)
 
 _Original = Callable[..., Any]
 
 
 def install() -> None:
     wrap(BaseOptimizer, "apply", _apply)
+    wrap(keras.optimizers.LossScaleOptimizer, "apply", _apply_scaled)
+    if hasattr(keras.optimizers, "MultiOptimizer"):  # of other optimizers
+        wrap(keras.optimizers.MultiOptimizer, "apply", _apply)
     wrap(keras.random.SeedGenerator, "next", _next_seed)
     wrap(seed_generator, "global_seed_generator", _global_seed_generator)
     norm = keras.layers.BatchNormalization
@@ -46,6 +55,8 @@ def _apply(
     replica = current_replica()
     if replica is None or here.is_agreed or in_stateless_scope():
         return original(self, grads, trainable_variables)
+    if held_variable(self.iterations) is None:  # before anything has changed
+        raise made_elsewhere(self.iterations, is_new=False)
     if not self.built and trainable_variables is not None:
         variables = list(trainable_variables)
 
@@ -62,6 +73,31 @@ def _apply(
         grads[i] = total
     with doing(is_agreed=True):
         return original(self, grads, trainable_variables)
+
+
+def _apply_scaled(
+    original: _Original,
+    self: Any,
+    grads: Sequence[Any],
+    trainable_variables: Sequence[Any] | None = None,
+) -> None:
+    """In a replica: whether gradients are finite is asked of their sum.
+
+    Keras assigns variables in the branches of a `cond`, which JAX traces: here the branches give
+    new values, which are assigned after it.
+    """
+    if current_replica() is None or in_stateless_scope():
+        return original(self, grads, trainable_variables)
+
+    def update(self: Any, grads: Sequence[Any], given: Sequence[Any] | None) -> None:
+        trained = list(given or self._trainable_variables)
+        groups = trained, self.variables
+        weights, own = ([v.value for v in group] for group in groups)
+        for group, values in zip(groups, self.stateless_apply(own, grads, weights)):
+            for variable, value in zip(group, values):
+                variable.assign(value)
+
+    _apply(update, self, grads, trainable_variables)
 
 
 # Random seeds ------------------------------------------------------------------------------

@@ -79,6 +79,9 @@ if is_usable():
     from keras.src.trainers.data_adapters.data_adapter import (
         DataAdapter as DataAdapter,
     )
+    from keras.src.trainers.data_adapters.data_adapter_utils import (
+        class_weight_to_sample_weights as class_weight_to_sample_weights,
+    )
     from keras.src.trainers.trainer import Trainer as Trainer
 
     JAXTrainer = trainer_module.JAXTrainer

@@ -99,7 +99,7 @@ def _take_over(model: Any, name: str) -> None:
     strategy = context.current().strategy
     known = _strategies.get(model)
     if known is not None:
-        check_cross_replica(known, name)
+        _check_home(model, known, name)
     else:  # what Keras has compiled is for one device
         model.train_function = model.test_function = model.predict_function = None
     what = f"`{name}` of {model.name!r}"
@@ -107,6 +107,16 @@ def _take_over(model: Any, name: str) -> None:
     for variable in [*model.variables, *(optimizer.variables if optimizer else ())]:
         adopt(variable, what)
     _strategies[model] = strategy
+
+
+def _check_home(model: Any, strategy: Any, name: str) -> None:
+    """Raises in the scope of another strategy than the model's."""
+    here = context.current().strategy
+    if not context.is_default() and here is not strategy:
+        raise RuntimeError(
+            f"`{name}` of {model.name!r}, which was made in the scope of {strategy!r}, is called "
+            f"in the scope of {here!r}. Call it outside that scope, or make the model in it."
+        )
 
 
 def _in_scope(name: str) -> _Original:
@@ -123,6 +133,7 @@ def _in_scope(name: str) -> _Original:
                 "called while a distribution of Keras' own is set. One of them can divide the "
                 "work: call `keras.distribution.set_distribution(None)`."
             )
+        _check_home(self, strategy, name)
         with strategy.entered(name):
             _take_over(self, name)
             if name == "fit":

@@ -16,6 +16,7 @@ import numpy as np
 from mirrax._src.base import context
 from mirrax._src.base.jax_compat import Tracer, is_staging
 from mirrax._src.base.logical import launching
+from mirrax._src.base.mesh import ReplicaMesh
 from mirrax._src.base.protocols import ReplicaLike
 from mirrax._src.base.reduce_op import VariableAggregation, VariableSynchronization
 from mirrax._src.base.values import PerReplica, ReplicaValues, copies_of
@@ -99,7 +100,7 @@ class ValueRoute(Route):
         elif value is None or isinstance(value, Tracer) or context.is_default():
             self.hold(obj, value)
         elif current_replica() is not None and (here.adopts or held is not None):
-            raise _made_elsewhere(obj, held is None)
+            raise made_elsewhere(obj, held is None)
         elif held is None and here.adopts:
             self.hold(obj, _variable_of(obj, value))
         else:
@@ -146,7 +147,8 @@ def adopt(obj: Any, what: str) -> None:
         route.hold(obj, _variable_of(obj, held))
 
 
-def _made_elsewhere(obj: Any, is_new: bool) -> Exception:
+def made_elsewhere(obj: Any, is_new: bool) -> Exception:
+    """The error for a replica that assigns, or makes, a variable that is not the strategy's."""
     if is_new:
         return RuntimeError(
             f"Keras variable {obj.path!r} would be made inside a replica function, once for each "
@@ -229,7 +231,7 @@ def whole(variable: Variable) -> jax.Array:
 
 
 def write_whole(variable: Variable, value: Any) -> None:
-    """Gives every replica's copy the value; one that is summed gets equal shares."""
+    """Gives every replica's copy the value, or its share of one that is summed."""
     place = context.current()
     if not isinstance(variable, DistributedVariable):
         variable.assign(value)
@@ -246,16 +248,26 @@ def write_whole(variable: Variable, value: Any) -> None:
     variable._check_leak(value)
     mesh = variable.strategy.replica_mesh
     array = mesh.mirror(variable.convert(value))
-    share = array
-    if variable.aggregation is VariableAggregation.SUM:
-        share = (array / mesh.size).astype(variable.dtype)
     if mesh.size == 1:
-        variable._keep(share)
+        variable._keep(array)
         return
-    parts = PerReplica(copies_of(share), mesh.equal_shapes(variable), mesh)
+    copies = copies_of(array)
+    if variable.aggregation is VariableAggregation.SUM:
+        copies = _shares(variable, array, mesh)
+    parts = PerReplica(copies, mesh.equal_shapes(variable), mesh)
     with launching:
         variable._keep(parts)
         vars(variable)[_WHOLE] = parts, array
+
+
+def _shares(
+    variable: Variable, array: jax.Array, mesh: ReplicaMesh
+) -> tuple[jax.Array, ...]:
+    """What adds up to the value: equal shares; of a count, which need not divide, all and none."""
+    if jnp.issubdtype(variable.dtype, jnp.inexact):
+        return copies_of((array / mesh.size).astype(variable.dtype))
+    pairs = zip(mesh.local_ids, copies_of(array))
+    return tuple(x if k == 0 else jnp.zeros_like(x) for k, x in pairs)
 
 
 def _first_copy(variable: Variable) -> jax.Array:
