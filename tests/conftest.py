@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,11 @@ _SLOW = (
     *("workers", "cluster", "command_line", "testing", "examples", "interop"),
     *("property", "conformance"),
 )
-# What `make test-newest` runs: all workers, and the quick tests of what depends on JAX.
-_NEWEST = (
-    *("base", "behaviour", "collectives", "engines", "strategies", "train"),
-    "workers",
-)
+# What `make test-newest` runs: all quick tests of the layers that call JAX, and each other
+# quick test of what depends on JAX once, with its last parameters: mostly the compiled engine.
+# Tests with several workers are there once too, quick or not.
+_NEWEST_WHOLE = ("base", "collectives", "engines")
+_NEWEST = (*_NEWEST_WHOLE, "behaviour", "strategies", "train", "workers")
 
 # One process has all of such a folder: its tests share worker processes, or wait more than
 # they compute, while other processes compute. What takes long comes first.
@@ -46,21 +47,32 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    folder = _folder(item.nodeid)
-    if folder in _SLOW:
+    if _folder(item.nodeid) in _SLOW:
         item.add_marker("slow")
-    is_slow = item.get_closest_marker("slow") is not None
-    if folder == "workers" or (folder in _NEWEST and not is_slow):
-        item.add_marker("newest")
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
+    _mark_newest(items)  # before pytest chooses by marks
+
     def place(item: pytest.Item) -> int:
         folder = _folder(item.nodeid)
         return _FIRST.index(folder) if folder in _FIRST else len(_FIRST)
 
-    items.sort(key=place)
+    yield
+    items.sort(key=place)  # after all others have sorted
+
+
+def _mark_newest(items: list[pytest.Item]) -> None:
+    last: dict[str, pytest.Item] = {}
+    for item in items:
+        folder = _folder(item.nodeid)
+        is_slow = item.get_closest_marker("slow") is not None
+        if folder == "workers" or (folder in _NEWEST and not is_slow):
+            is_whole = folder in _NEWEST_WHOLE
+            last[item.nodeid if is_whole else item.nodeid.split("[")[0]] = item
+    for item in last.values():
+        item.add_marker("newest")
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import inspect
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -53,6 +55,11 @@ DOORS = [
     "mirrax.train",
 ]
 SOURCES = sorted((ROOT / "_src").glob("*/**/*.py"))
+
+
+@functools.cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
 
 
 def layer_of(path: Path) -> str:
@@ -150,25 +157,25 @@ def test_a_name_that_does_not_exist_is_an_attribute_error() -> None:
 
 def imported_layers(path: Path) -> set[str]:
     found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree_of(path)):
         names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
         names += [a.name for a in node.names] if isinstance(node, ast.Import) else []
         found |= {n.split(".")[2] for n in names if n.startswith("mirrax._src.")}
     return found
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_imports_point_downwards(path: Path) -> None:
-    own = LAYERS.index(layer_of(path))
-    assert all(LAYERS.index(layer) <= own for layer in imported_layers(path))
+def test_imports_point_downwards() -> None:
+    for path in SOURCES:
+        own = LAYERS.index(layer_of(path))
+        above = {x for x in imported_layers(path) if LAYERS.index(x) > own}
+        assert not above, f"{path.relative_to(ROOT)} imports from {above}"
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_private_jax_names_are_in_one_file(path: Path) -> None:
-    text = path.read_text()
-    is_private = "jax._src" in text or "from jaxlib" in text or "import jaxlib" in text
+def test_private_jax_names_are_in_one_file() -> None:
+    private = re.compile("jax\\._src|from jaxlib|import jaxlib")
+    found = {path.name for path in SOURCES if private.search(path.read_text())}
     # The roster's server is a program of its own, which must not import JAX.
-    assert is_private == (path.name in ("jax_compat.py", "jax_service.py"))
+    assert found == {"jax_compat.py", "jax_service.py"}
 
 
 def test_frames_of_running_threads_are_taken_in_one_place() -> None:
@@ -186,21 +193,23 @@ HOOKS = {
 }
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_hooks_of_the_process_are_in_one_file(path: Path) -> None:
+def names_in(path: Path) -> set[str]:
     used = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree_of(path)):
         used |= {getattr(node, field, None) for field in ("attr", "id", "module")}
         if isinstance(node, ast.Import | ast.ImportFrom):
             used |= {alias.name for alias in node.names}
-    assert HOOKS & used == (HOOKS if path.name == "hooks.py" else set())
+    return used
 
 
-@pytest.mark.parametrize(
-    "path", [p for p in SOURCES if p.name != "__init__.py"], ids=str
-)
-def test_files_open_with_their_idea(path: Path) -> None:
-    assert ast.get_docstring(ast.parse(path.read_text()))
+def test_hooks_of_the_process_are_in_one_file() -> None:
+    used = {path.name: HOOKS & names_in(path) for path in SOURCES}
+    assert {name: each for name, each in used.items() if each} == {"hooks.py": HOOKS}
+
+
+def test_files_open_with_their_idea() -> None:
+    files = [path for path in SOURCES if path.name != "__init__.py"]
+    assert not [path for path in files if not ast.get_docstring(tree_of(path))]
 
 
 @pytest.mark.parametrize("name", DOORS)
@@ -256,17 +265,12 @@ def public_objects() -> list[tuple[str, object]]:
     return found
 
 
-PUBLIC = dict(public_objects())
-
-
-@pytest.mark.parametrize("name", PUBLIC)
-def test_public_names_are_documented(name: str) -> None:
-    value = PUBLIC[name]
-    if isinstance(value, str | list):
-        return
-    assert inspect.getdoc(value), f"{name} has no docstring"
-    if inspect.isclass(value):
-        for attribute, member in vars(value).items():
+def test_public_names_are_documented() -> None:
+    for name, value in public_objects():
+        if isinstance(value, str | list):
+            continue
+        assert inspect.getdoc(value), f"{name} has no docstring"
+        for attribute, member in vars(value).items() if inspect.isclass(value) else ():
             if not attribute.startswith("_") and callable(member):
                 assert inspect.getdoc(getattr(value, attribute)), f"{name}.{attribute}"
 
@@ -290,7 +294,7 @@ def raised_errors() -> list[tuple[str, ast.Call]]:
     """Every `raise SomeError(...)` of the package, with its place."""
     found = []
     for path in SOURCES:
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(tree_of(path)):
             if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
                 name = ast.unparse(node.exc.func).rpartition(".")[2]
                 if name[0].isupper() and name not in INTERNAL:

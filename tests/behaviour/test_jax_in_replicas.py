@@ -298,3 +298,13 @@ def test_context_variables_of_the_caller_hold_in_eager_replicas(n):
     depth = contextvars.ContextVar("depth", default=0)
     depth.set(5)
     assert strategy.run(lambda: depth.get()) == 5
+
+
+def test_a_wide_variable_is_no_matter_to_functions_without_it():
+    strategy = mirrored(2)
+    with jax.enable_x64(True), strategy.scope():
+        wide = mx.Variable(np.ones(2, "float64"))
+    with strategy.scope():
+        v = mx.Variable(1.0)
+    strategy.run(mx.function(lambda: v.assign_add(1.0)))  # warnings are errors here
+    assert wide.dtype == "float64" and v.numpy() == 2.0

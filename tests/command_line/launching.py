@@ -45,6 +45,27 @@ def wait_for(path, seconds=300):
         assert time.monotonic() < end, f"{path} never came"
         time.sleep(0.01)
 
+def place_of(worker):
+    return f"{__file__}.{attempt}.{worker}"
+
+def meet():
+    # Returns when all workers are here: one may start long after another.
+    with open(place_of(me) + ".new", "w") as file:
+        file.write(str(os.getpid()))
+    os.rename(place_of(me) + ".new", place_of(me))
+    for worker in range(size):
+        wait_for(place_of(worker))
+
+def wait_for_the_end_of(worker):
+    # Or until it is stopped; all must have met.
+    with open(place_of(worker)) as file:
+        stat = f"/proc/{file.read()}/stat"
+    try:
+        while open(stat).read().rpartition(")")[2].split()[0] not in "TZ":
+            time.sleep(0.01)
+    except OSError:
+        pass  # it is gone
+
 """
 
 # `import mirrax` brings JAX along, which the launcher does not use: a second for each test.

@@ -24,6 +24,7 @@ def test_the_first_failure_is_shown_with_its_traceback_and_its_code(
         """
         def train():
             raise ValueError("boom")
+        meet()
         if me == 1:
             train()
         time.sleep(60)
@@ -35,7 +36,7 @@ def test_the_first_failure_is_shown_with_its_traceback_and_its_code(
     assert "mirrax: still running and killed now: worker 0, 2." in done.err
     text = summary(done.err)
     assert re.match(
-        r"Worker 1 failed first, \d\.\d s after the start: ValueError: boom\.\n",
+        r"Worker 1 failed first, \d+\.\d s after the start: ValueError: boom\.\n",
         text,
     )
     assert 'in train\n      raise ValueError("boom")\n  ValueError: boom\n' in text
@@ -79,9 +80,10 @@ def test_a_consequence_is_not_blamed_though_it_ended_first(launcher: Launcher) -
 def test_exit_code_43_is_a_consequence_without_a_report(launcher: Launcher) -> None:
     done = launcher(
         """
+        meet()
         if me == 0:
             sys.exit(43)
-        time.sleep(0.2)
+        wait_for_the_end_of(0)
         sys.exit(7)
         """,
         grace_after_failure=5.0,
@@ -94,8 +96,9 @@ def test_exit_code_43_is_a_consequence_without_a_report(launcher: Launcher) -> N
 def test_a_consequence_is_known_by_its_log_as_well(launcher: Launcher) -> None:
     done = launcher(
         """
+        meet()
         if me == 1:
-            time.sleep(0.3)
+            wait_for_the_end_of(0)
             sys.exit(9)
         print("Traceback (most recent call last):\\n  File ...")
         print("mirrax.errors.UnavailableError: worker 1 is gone")
@@ -132,10 +135,11 @@ def test_a_stopped_worker_is_named_and_nothing_of_it_is_left(
 ) -> None:
     done = launcher(
         """
+        meet()
         if me == 1:
             print(os.getpid(), flush=True)
             os.kill(os.getpid(), signal.SIGSTOP)
-        time.sleep(0.2)
+        wait_for_the_end_of(1)
         report("UnavailableError", "worker 1 has not answered for 20 s", lost=[1])
         sys.exit(1)
         """,
@@ -152,10 +156,11 @@ def test_a_stuck_worker_shows_where_it_was(launcher: Launcher) -> None:
     done = launcher(
         """
         def stuck_here():
+            open(__file__ + ".stuck", "w").close()
             time.sleep(60)
         if me == 1:
             stuck_here()
-        time.sleep(0.2)
+        wait_for(__file__ + ".stuck")
         report("UnavailableError", "worker 1 is behind", lost=[1])
         sys.exit(1)
         """
@@ -170,9 +175,10 @@ def test_without_reports_the_one_that_did_not_end_is_the_lost_one(
 ) -> None:
     done = launcher(
         """
+        meet()
         if me == 1:
             os.kill(os.getpid(), signal.SIGSTOP)
-        time.sleep(0.2)
+        wait_for_the_end_of(1)
         print("mirrax: worker 1 does not answer", flush=True)
         sys.exit(43)
         """
@@ -186,29 +192,34 @@ def test_without_reports_the_one_that_did_not_end_is_the_lost_one(
 def test_a_worker_that_ended_too_early_is_named(launcher: Launcher) -> None:
     done = launcher(
         """
+        meet()
         if me == 1:
             sys.exit(0)
-        time.sleep(0.2)
+        wait_for_the_end_of(1)
         report("UnavailableError", "worker 1 has ended its program", lost=[1])
         sys.exit(1)
         """
     )
     text = summary(done.err)
     assert done.code == 1
-    assert re.match(r"Worker 1 ended its program \d\.\d s after the start, while", text)
+    assert re.match(
+        r"Worker 1 ended its program \d+\.\d s after the start, while", text
+    )
     assert "Worker 0 said:\n  Traceback of UnavailableError" in text
 
 
 def test_a_worker_that_was_told_that_it_is_the_lost_one(launcher: Launcher) -> None:
     done = launcher(
         """
+        meet()
         report("UnavailableError", "worker 1 has not come", lost=[1])
         if me == 1:
             content = json.load(open(os.environ["MIRRAX_FAILURE"]))
             content["is_consequence"] = False
             json.dump(content, open(os.environ["MIRRAX_FAILURE"], "w"))
         sys.exit(43)
-        """
+        """,
+        grace_after_failure=5.0,
     )
     assert done.code == 43
     assert "Worker 1 failed first" in done.err
@@ -223,7 +234,12 @@ def test_a_long_message_is_cut_where_the_traceback_follows(launcher: Launcher) -
 
 
 def test_workers_that_fail_by_themselves_are_all_listed(launcher: Launcher) -> None:
-    body = "time.sleep(0.1 * me); sys.exit(10 + me)"
+    body = """
+        meet()
+        if me:
+            wait_for_the_end_of(me - 1)
+        sys.exit(10 + me)
+        """
     done = launcher(body, workers=3, grace_after_failure=10.0)
     text = summary(done.err)
     assert done.code == 10

@@ -25,6 +25,7 @@ def test_all_workers_are_started_anew_until_they_succeed(
     done = launcher(
         """
         print("attempt", attempt, config["cluster"]["worker"][0])
+        meet()
         if attempt < 2 and me == 1:
             raise ValueError(f"number {attempt}")
         if attempt < 2:
@@ -126,6 +127,7 @@ def test_it_goes_on_with_fewer_but_not_with_too_few(launcher: Launcher) -> None:
     done = launcher(
         """
         print("size", size, flush=True)
+        meet()
         if me == size - 1 and attempt < 6:
             raise ValueError("a broken machine")
         time.sleep(60 if attempt < 6 else 0)
@@ -145,6 +147,7 @@ def test_another_worker_each_time_takes_nobody_away(launcher: Launcher) -> None:
     done = launcher(
         """
         print("size", size, flush=True)
+        meet()
         if attempt < 4 and me == attempt % 2:
             raise ValueError("an accident")
         time.sleep(60 if attempt < 4 else 0)
@@ -193,10 +196,11 @@ def test_a_lost_worker_is_taken_away(launcher: Launcher) -> None:
     done = launcher(
         """
         print("size", size, flush=True)
+        meet()
         if attempt < 2 and me == 1:
             os.kill(os.getpid(), signal.SIGSTOP)
         if attempt < 2:
-            time.sleep(0.2)
+            wait_for_the_end_of(1)
             report("UnavailableError", "worker 1 does not answer", lost=[1])
             sys.exit(43)
         """,

@@ -6,6 +6,7 @@ import json
 
 import numpy as np
 import pytest
+from helpers.waiting import SECONDS_TO_HANG
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -148,7 +149,7 @@ def test_results_that_were_delivered_out_of_order_are_not_delivered_again():
 
         def slow(x, gate=gate):
             if x == 0:
-                gate.wait(5)
+                gate.wait(SECONDS_TO_HANG)
             return str(x)
 
         def make(fn=slow):

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -147,6 +149,17 @@ def test_a_function_that_cannot_travel_leaves_the_pool_alone(
     assert pool.run(os.getpid) == before
 
 
+def run_until_late(pool: WorkerPool, fn: Callable[[], Any], wanted: str) -> WorkerError:
+    """The error after a time limit; on a busy machine workers get there in a longer one."""
+    pool.run(os.getpid)  # the processes are there
+    for seconds in (1, 10, 100):
+        with pytest.raises(WorkerError) as caught:
+            pool.run(fn, timeout=seconds)
+        if wanted in str(caught.value):
+            break
+    return caught.value
+
+
 def test_a_worker_that_hangs_is_shown_where(worker_pool: Pools) -> None:
     def wait_for_ever() -> None:
         threading.Event().wait()
@@ -156,13 +169,11 @@ def test_a_worker_that_hangs_is_shown_where(worker_pool: Pools) -> None:
         if own_number() == 1:
             wait_for_ever()
 
-    with pytest.raises(WorkerError) as caught:
-        worker_pool().run(hang, timeout=2)
-    text = str(caught.value)
-    assert text.startswith("Worker 1 of 2 did not return within 2 s; worker 0 did.")
-    assert "in wait_for_ever" in text and "in hang" in text
-    assert "Worker 0 printed:\n  from worker 0" in text
-    assert caught.value.worker == 1 and "wait_for_ever" in caught.value.traceback
+    error = run_until_late(worker_pool(), hang, "in wait_for_ever")
+    text = str(error)
+    assert re.match(r"Worker 1 of 2 did not return within \d+ s; worker 0 did\.", text)
+    assert "in hang" in text and "Worker 0 printed:\n  from worker 0" in text
+    assert error.worker == 1 and "wait_for_ever" in error.traceback
 
 
 def test_a_stopped_worker_is_named(worker_pool: Pools) -> None:
@@ -170,9 +181,8 @@ def test_a_stopped_worker_is_named(worker_pool: Pools) -> None:
         if own_number() == 0:
             os.kill(os.getpid(), signal.SIGSTOP)
 
-    with pytest.raises(WorkerError) as caught:
-        worker_pool().run(stop, timeout=0.5)
-    assert "Worker 0 is here:\n  stopped, by SIGSTOP" in str(caught.value)
+    wanted = "Worker 0 is here:\n  stopped, by SIGSTOP"
+    assert wanted in str(run_until_late(worker_pool(), stop, wanted))
 
 
 def test_a_worker_that_died_between_calls_is_replaced() -> None:

@@ -82,7 +82,7 @@ def test_calls_run_at_the_same_time(worker_pool: Pools, tmp_path: Path) -> None:
     def meet() -> bool:
         me = helper.own_number()
         (tmp_path / str(me)).touch()
-        end = time.monotonic() + 10
+        end = time.monotonic() + SECONDS_TO_HANG
         while not (tmp_path / str(1 - me)).exists() and time.monotonic() < end:
             time.sleep(0.01)
         return (tmp_path / str(1 - me)).exists()

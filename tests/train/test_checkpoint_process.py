@@ -10,6 +10,7 @@ import time
 
 import pytest
 from helpers.forking import Zygote
+from helpers.waiting import SECONDS_TO_HANG
 
 from mirrax.errors import DataLossError
 from mirrax.train import latest_checkpoint, load_checkpoint
@@ -303,8 +304,9 @@ def test_another_process_that_looks_on_always_finds_a_checkpoint(zygote, tmp_pat
     child = zygote.start(f"loop(by_manager({str(tmp_path)!r}, 1))")
     child.wait_for("saved 5\n")
     steps = []
-    deadline = time.monotonic() + 4
-    while time.monotonic() < deadline:
+    deadline = time.monotonic() + SECONDS_TO_HANG
+    while len(set(steps)) < 12:  # it was saved again and again meanwhile
+        assert time.monotonic() < deadline, steps
         newest = latest_checkpoint(tmp_path)
         assert newest is not None
         try:
@@ -312,4 +314,4 @@ def test_another_process_that_looks_on_always_finds_a_checkpoint(zygote, tmp_pat
         except (FileNotFoundError, DataLossError):
             continue  # replaced meanwhile
     child.kill()
-    assert steps == sorted(steps) and steps[-1] > steps[0]
+    assert steps == sorted(steps)

@@ -224,7 +224,7 @@ def _trace(
         return [*outs, *(array for array, _ in written)], known
 
     shapes = {v: _whole_shape(v, layout) for v, layout in inside.items()}
-    values = [jax.ShapeDtypeStruct(shape, v.dtype) for v, shape in shapes.items()]
+    values = [_aval(shape, v.dtype) for v, shape in shapes.items()]
     axis = (AXIS_NAME, mesh.size) if mode.is_program and mesh is not None else None
     try:
         closed, known = make_jaxpr(body, axis, (values, list(avals)))
@@ -302,6 +302,12 @@ def _array_in(variable: Variable, parent: Frame | None, mesh: ReplicaMesh) -> An
     if isinstance(value, PerReplica) and not lies_on(variable, mesh):
         return value.values[0]
     return _laid_out(variable, value)[0]
+
+
+def _aval(shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
+    """Of 32 bits where JAX has no wider ones now. JAX warns, but few variables are used."""
+    dtype = jax.dtypes.canonicalize_dtype(dtype, allow_extended_dtype=True)
+    return jax.ShapeDtypeStruct(shape, dtype)
 
 
 def _whole_shape(variable: Variable, layout: Layout) -> tuple[int, ...]:
