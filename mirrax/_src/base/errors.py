@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import faulthandler
 import functools
-import os
-import re
 import sys
-import tempfile
 import threading
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from traceback import StackSummary, walk_stack
 from types import FrameType, TracebackType
-from typing import Any, BinaryIO, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import jax
 
 _PACKAGE = str(Path(__file__).parents[2])
 _STDLIB = str(Path(threading.__file__).parent)
-_STACK_LINE = re.compile(r'File "(.*)", line (\d+) in (.*)')
 _warned: set[str] = set()
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
@@ -62,53 +56,9 @@ def renamed(new: str) -> Callable[[_Method], _Method]:
 def users_line() -> str:
     """The innermost line outside mirrax and JAX: `train.py:31`."""
     frame = sys._getframe(1)
-    while frame is not None and _is_library(frame.f_code.co_filename):
+    while frame is not None and is_library(frame.f_code.co_filename):
         frame = frame.f_back
     return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}" if frame else ""
-
-
-def main_threads_line() -> str:
-    """The innermost line outside mirrax and JAX where the main thread is; asked by another.
-
-    "" if it cannot be known: in CPython 3.11 and 3.12 only of the last hundred threads.
-    """
-    stack = main_threads_stack()
-    for at in reversed(stack):
-        if not _is_library(at.filename):
-            return f"{Path(at.filename).name}:{at.lineno}"
-    return "shutdown" if stack else ""
-
-
-def main_threads_stack() -> StackSummary:
-    """Where the main thread is, innermost last; asked by another thread.
-
-    In CPython 3.11 `sys._current_frames` can deadlock, and following `f_back` of frames that
-    another thread is running can crash. `faulthandler` looks while no thread can run; but in
-    CPython 3.13 it crashes on a thread that is returning to C.
-    """
-    if sys.version_info >= (3, 13):
-        frame = sys._current_frames().get(threading.main_thread().ident)
-        frames = walk_stack(frame) if frame is not None else ()
-        stack = StackSummary.extract(frames, lookup_lines=False)
-        stack.reverse()
-        return stack
-    with _scratch_file() as file:
-        faulthandler.dump_traceback(file)
-        file.seek(0)
-        text = file.read().decode(errors="replace")
-    main = rf"hread 0x0*{threading.main_thread().ident:x} .*\n((?:  .*\n)*)"
-    found = re.search(main, text)
-    lines = _STACK_LINE.findall(found[1]) if found else []
-    return StackSummary.from_list(
-        [(file, int(line), name, None) for file, line, name in reversed(lines)]
-    )
-
-
-def _scratch_file() -> BinaryIO:
-    """In memory where the system can, so that a full disk changes nothing."""
-    if hasattr(os, "memfd_create"):
-        return os.fdopen(os.memfd_create("mirrax"), "w+b")
-    return cast(BinaryIO, tempfile.TemporaryFile())
 
 
 def line_of_error(error: BaseException) -> str:
@@ -116,13 +66,14 @@ def line_of_error(error: BaseException) -> str:
     found, at = "", error.__traceback__
     while at is not None:
         file = at.tb_frame.f_code.co_filename
-        if not _is_library(file):
+        if not is_library(file):
             found = f"{Path(file).name}:{at.tb_lineno}"
         at = at.tb_next
     return found
 
 
-def _is_library(file: str) -> bool:
+def is_library(file: str) -> bool:
+    """Whether a file belongs to Python, JAX or mirrax, and not to the user's program."""
     is_pythons_own = file.startswith(_STDLIB) and "site-packages" not in file
     is_ours = file.startswith((_PACKAGE, "<string>", "<frozen"))
     return is_pythons_own or is_ours or "/jax/" in file
@@ -156,7 +107,7 @@ def _is_inside(frame: FrameType, is_caller: bool) -> bool:
         file == "<string>"
     ):  # the `__init__` of a dataclass, or the program of `python -c`
         return frame.f_globals.get("__name__", "").startswith("mirrax")
-    return file.startswith(_PACKAGE) or (is_caller and _is_library(file))
+    return file.startswith(_PACKAGE) or (is_caller and is_library(file))
 
 
 def sentence(text: str) -> str:

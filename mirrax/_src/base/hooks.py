@@ -68,6 +68,11 @@ def after_fork_in_child(fn: Callable[[], None]) -> None:
     os.register_at_fork(after_in_child=fn)
 
 
+def around_fork(before: Callable[[], Any], after: Callable[[], Any]) -> None:
+    """Has `before` called before each fork, and `after` in both processes."""
+    os.register_at_fork(before=before, after_in_parent=after, after_in_child=after)
+
+
 def after_import(name: str, fn: Callable[[], Any]) -> None:
     """Has `fn` called, once, when the module `name` has been imported: now, if it is."""
     module = sys.modules.get(name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from mirrax._src.base.errors import main_threads_line
+from mirrax._src.base.stacks import main_threads_line
 
 _WINDOW_SECONDS = 30.0
 

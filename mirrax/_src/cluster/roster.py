@@ -12,11 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from mirrax._src.base.errors import (
-    UnavailableError,
-    main_threads_line,
-    main_threads_stack,
-)
+from mirrax._src.base.errors import UnavailableError
+from mirrax._src.base.stacks import main_threads_line, main_threads_stack
 from mirrax._src.cluster import launches
 from mirrax._src.cluster.later import Later
 from mirrax._src.cluster.link import Link

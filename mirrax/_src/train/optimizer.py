@@ -197,7 +197,7 @@ class Optimizer(Transforming, HasSlots, HasLearningRate):
             state = jax.eval_shape(self.begin, shapes)
         except (TypeError, jax.errors.JAXTypeError) as error:
             raise ValueError(
-                f"The state of {self.name!r} cannot be told from shapes, nor be sharded: "
+                f"The state of {self.name!r} can be neither planned from shapes nor sharded: "
                 f"`{self.describe()}` cannot be traced by JAX, which says: {error}"
             ) from error
         return plan_state(state, self._mesh_to_shard(strategy), *known)
