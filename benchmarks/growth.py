@@ -13,6 +13,7 @@ import argparse
 import json
 import math
 import resource
+import signal
 import subprocess
 import sys
 import time
@@ -31,13 +32,13 @@ POINTS = {
     "rows": (1_000, 10_000, 100_000, 400_000),
 }
 FIGURES = {"step": "ms", "host": "ms", "first step": "s", "memory": "MB"}
-MOST_SECONDS = 60.0
+MOST_SECONDS = 90.0
 STEPS = 10
 
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--seconds", type=float, default=180)
+    options.add_argument("--seconds", type=float, default=300)
     options.add_argument("--only", choices=POINTS, nargs="+", default=list(POINTS))
     options.add_argument("--output", type=Path, default=HERE, help="a folder")
     options.add_argument("--point", nargs=2, help=argparse.SUPPRESS)
@@ -46,6 +47,7 @@ def main() -> None:
         what, size = given.point
         print(json.dumps(measure(what, int(size))))
         return
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     end = time.monotonic() + given.seconds
     found: dict[str, dict[int, Any]] = {what: {} for what in given.only}
     try:
