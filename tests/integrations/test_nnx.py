@@ -490,15 +490,3 @@ def test_numbers(engine: str, value: Any, two_cpus: Any) -> None:
     assert results == [4, 4]
     assert count.get_value() == 2
     assert count[...].dtype == jnp.asarray(value).dtype
-
-
-def test_a_model_made_outside_is_named_in_a_gradient():
-    strategy = mirrored(2)
-    model = nnx.Linear(3, 1, rngs=nnx.Rngs(0))
-
-    @mx.function
-    def step(x):
-        return nnx.value_and_grad(lambda m: jnp.mean(m(x)))(model)
-
-    with pytest.raises(ValueError, match=r"nnx\.Param, of shape \(.*strategy\.scope"):
-        strategy.run(step, args=(jnp.ones((4, 3)),))
