@@ -266,3 +266,14 @@ def test_copies_are_plain_models(duplicate: Any, two_cpus: Any) -> None:
     copied = two_cpus.replicate(copied)
     two_cpus.run(double)
     np.testing.assert_allclose(copied.last.bias[...], before["last/bias"] * 2 + 2)
+
+
+def test_a_model_made_outside_is_named_in_a_gradient(two_cpus: Any) -> None:
+    model = nnx.Linear(3, 1, rngs=nnx.Rngs(0))
+
+    @mx.function
+    def step(x):
+        return nnx.value_and_grad(lambda m: jnp.mean(m(x)))(model)
+
+    with pytest.raises(ValueError, match=r"nnx\.Param, of shape \(.*strategy\.scope"):
+        two_cpus.run(step, args=(jnp.ones((4, 3)),))

@@ -295,7 +295,10 @@ def _describe(variable: Any) -> str:
     ]
     held = raw_value.held(variable)
     shape = f", of shape {held.shape}," if hasattr(held, "shape") else ""
-    return f"nnx.{type(variable).__name__} {min(names, default='')!r}{shape}"
+    name = (
+        f" {min(names)!r}" if names else ""
+    )  # NNX may just be taking its module apart
+    return f"nnx.{type(variable).__name__}{name}{shape}"
 
 
 def _owners(variable: Any) -> list[Any]:
