@@ -215,7 +215,7 @@ def test_gradients_of_a_model_made_outside_are_refused_before_it_is_taken_apart(
         def __init__(self) -> None:
             self.inner = nnx.Linear(3, 1, rngs=nnx.Rngs(0))
 
-    outside = Outer()
+    outside: Any = Outer()
     before = outside.inner(X)
 
     def step(x: Any) -> Any:

@@ -62,6 +62,8 @@ def difference(ours, theirs):
         (Keras.Adadelta(0.1), ("adadelta", {"rho": 0.95, "eps": 1e-7})),
         (Keras.Adamax(0.1), ("adamax", {"eps": 1e-7})),
         (Keras.Lion(0.1), ("lion", {"weight_decay": 0.0})),
+        (Keras.Lamb(0.1), ("lamb", {"eps": 1e-7})),
+        (Keras.Adafactor(0.1), ("adafactor", {"min_dim_size_to_factor": 1})),
     ],
     ids=lambda value: getattr(value, "name", None),
 )
@@ -85,5 +87,7 @@ def test_unequal_optimizers():
     adam = optax.adam(0.01, eps=1e-3)
     assert difference(Keras.Adam(0.01, epsilon=1e-3), adam) > 1e-3
     assert difference(Keras.Nadam(0.01), optax.nadam(0.01, eps=1e-7)) > 1e-3
+    largest = optax.amsgrad(0.01, eps=1e-7)
+    assert difference(Keras.Adam(0.01, amsgrad=True), largest) > 1e-3
     momentum = optax.chain(optax.add_decayed_weights(0.01), optax.sgd(0.1, 0.9))
     assert difference(Keras.SGD(0.1, momentum=0.9, weight_decay=0.01), momentum) > 1e-4

@@ -289,6 +289,16 @@ def test_a_count_that_does_not_divide_stays_whole(engine):
     assert int(rows.result()) == 10
 
 
+@pytest.mark.parametrize("dtype", ["float32", "int32"])
+def test_what_is_summed_starts_with_its_value(dtype):
+    strategy = mirrored(3)
+    with strategy.scope():
+        total = keras.Variable(5, dtype=dtype, trainable=False, aggregation="sum")
+    assert float(total.value) == pytest.approx(5)
+    strategy.run(lambda: total.assign_add(1))
+    assert float(total.value) == pytest.approx(8)
+
+
 @both_engines
 @pytest.mark.parametrize("is_finite", [True, False])
 def test_a_loss_scale_is_one_for_all_replicas(engine, is_finite):

@@ -479,7 +479,7 @@ def replace_name(owner: Any, name: str, new: Any) -> None:
 
 
 replace_name(tracers, "current_jax_trace", _current_place)
-nnx.Variable._can_update = property(_can_update)
+nnx.Variable._can_update = property(_can_update)  # pyright: ignore[reportAttributeAccessIssue]
 replace_name(variablelib.VariableMeta, "_variable_meta_call", _make_variable)
 replace_name(pytreelib.PytreeMeta, "_pytree_meta_construct", _construct)
 replace_name(pytreelib.Pytree, "_setattr", _set_attribute)

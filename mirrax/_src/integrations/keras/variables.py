@@ -196,7 +196,11 @@ def _variable_of(obj: Any, value: Any) -> Variable:
     spec = VariableSpec(
         array, obj.trainable, obj.path, array.dtype, synchronization, aggregation
     )
-    return context.current().strategy.extended.create_variable(spec)
+    variable = context.current().strategy.extended.create_variable(spec)
+    is_summed = is_own and aggregation is VariableAggregation.SUM
+    if is_summed and np.any(array):  # of which each replica has all now
+        write_whole(variable, _first_copy(variable))
+    return variable
 
 
 # One value with a copy on each device --------------------------------------------------
