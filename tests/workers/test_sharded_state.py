@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import optax
 import pytest
+from helpers.waiting import SECONDS_TO_HANG
 
 import mirrax as mx
+from mirrax._src.train import pieces
+from mirrax.testing import WorkerError, run_workers
 from mirrax.train import Checkpoint, load_checkpoint
 
 from .comparing import Pool
@@ -134,3 +139,34 @@ def test_workers_without_a_common_directory(two_by_one: Pool, tmp_path: Path) ->
     for answer in two_by_one.run(save_twice, str(tmp_path), "unseen"):
         assert answer == ("saved", 2.0)
     assert not list((tmp_path / "c").glob("pieces-*"))
+
+
+def die_while_saving(folder: str, victim: int) -> None:
+    """Saves, and is killed in the middle of the next save."""
+    strategy = mx.distribute.MultiWorkerMirroredStrategy()
+    with strategy.scope():
+        v = mx.Variable(np.ones((8, 4), "float32"))
+        optimizer = mx.train.Optimizer(optax.adam(0.1), shard_state=True)
+    optimizer.build([v])
+    checkpoint = Checkpoint(v=v, optimizer=optimizer)
+    checkpoint.write(Path(folder) / "c", wait=True)
+    v.assign(np.zeros((8, 4), "float32"))
+    if strategy.cluster_resolver.task_id == victim:
+        pieces._write = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+    checkpoint.write(Path(folder) / "c", wait=True)
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_worker_that_is_killed_while_it_saves(victim: int, tmp_path: Path) -> None:
+    """The checkpoint from before stays, whole."""
+    with pytest.raises(WorkerError, match="SIGKILL"):
+        run_workers(
+            die_while_saving,
+            args=(str(tmp_path), victim),
+            workers=2,
+            devices=1,
+            timeout=SECONDS_TO_HANG,
+        )
+    saved = load_checkpoint(tmp_path / "c")
+    np.testing.assert_array_equal(saved["v"], np.ones((8, 4)))
+    assert any(v.shape == (8, 4) for k, v in saved.items() if "/mu/" in k)
