@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from mirrax._src.base import context
@@ -25,6 +26,9 @@ class _DefaultExtended(StrategyExtended):
 
     def variable_created_in_scope(self, v: Variable) -> bool:
         return v.strategy is None
+
+    def non_slot_devices(self, var_list: Sequence[Variable]) -> Variable:
+        return min(var_list, key=lambda v: v.name)
 
 
 class _DefaultStrategy(Strategy):

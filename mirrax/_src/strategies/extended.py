@@ -338,8 +338,11 @@ class StrategyExtended:
                 "it has no copy on each of its devices. Make it inside `with strategy.scope():`."
             )
 
-    def non_slot_devices(self, var_list: Sequence[Variable]) -> tuple[str, ...]:
-        """The devices for state that belongs to no single variable of `var_list`."""
+    def non_slot_devices(self, var_list: Sequence[Variable]) -> Any:
+        """The devices for state that belongs to no single variable of `var_list`.
+
+        The default strategy has none, and gives one of the variables.
+        """
         return self.worker_devices
 
     # Running and showing --------------------------------------------------------------
