@@ -4,7 +4,7 @@
 # make test-interop   the tests with TensorFlow, PyTorch, Grain, Keras, Hugging Face
 # make test-newest    a part of the tests with the newest JAX, if there is a Python for it
 # make quick     the tests to run all day
-# make thorough  random tests with three times as many examples
+# make thorough  random tests with three times as many examples, and all combinations
 # make bench     speed, side by side with hand-written JAX
 # make bench-peers    whole training loops beside TensorFlow, PyTorch, Keras and Grain: benchmarks/PEERS.md
 #                     (QUICK=1: in 4 minutes; RESUME=1: goes on where the last run was stopped)

@@ -12,6 +12,7 @@ import numpy as np
 import optax
 import pytest
 from helpers.engines import compile_if, per_replica
+from property.examples import IS_THOROUGH
 
 import mirrax as mx
 
@@ -37,13 +38,14 @@ TRANSFORMATIONS: dict[str, Callable[[], Any]] = {
     ).gradient_transformation(),
 }
 QUICK = ("clip",)
-every_transformation = pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=[] if name in QUICK else [pytest.mark.slow])
-        for name in TRANSFORMATIONS
-    ],
-)
+
+
+def transformations(turn: int) -> Any:
+    """Every other one, from the first or the second on; all with `MIRRAX_THOROUGH`."""
+    every = list(TRANSFORMATIONS)
+    taken = every if IS_THOROUGH else every[turn::2]
+    cases = [pytest.param(x, marks=pytest.mark.slow) for x in taken if x not in QUICK]
+    return pytest.mark.parametrize("name", [*QUICK, *cases])
 
 
 def initial_values(dtype: str = "float32") -> dict[str, np.ndarray]:

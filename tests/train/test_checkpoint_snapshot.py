@@ -451,7 +451,8 @@ LIMITED = """
     checkpoint.sync()
     assert mx.train.latest_checkpoint(directory) == again
     assert mx.train.load_checkpoint(again)["v"].tolist() == [2.0] * 3
-    print(sorted(os.listdir(directory)))
+    # TensorStore may still write into what was removed, later than anybody waits for it.
+    print(sorted(x for x in os.listdir(directory) if not x.startswith(".c-2.tmp-")))
 """
 
 

@@ -116,7 +116,7 @@ def test_two_replicas_with_uneven_batches(engine):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name, n", [("sgd", 1), ("adam", 4), ("momentum", 8)])
+@pytest.mark.parametrize("name, n", [("sgd", 1), ("adam", 4)])
 def test_any_number_of_replicas(name, n):
     assert_as_on_one_device(name, n, (BATCH,), 20)
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers.engines import all_styles, both_engines, mirrored, per_replica, run
 from helpers.hlo import compiled_text, count
+from property.examples import IS_THOROUGH
 
 import mirrax as mx
 
@@ -24,9 +27,13 @@ def in_parts(strategy, x):
     return per_replica(strategy, *np.array_split(x, strategy.num_replicas_in_sync))
 
 
+# Fewer rows than replicas, more of them, and numbers that replicas divide or not.
+SIZES = [(1, 7), (2, 1), (2, 8), (3, 2), (3, 7), (4, 1), (4, 8)]
+ALL_SIZES = list(itertools.product([1, 2, 3, 4], [1, 2, 7, 8]))
+
+
 @all_styles
-@pytest.mark.parametrize("rows", [1, 2, 7, 8])
-@pytest.mark.parametrize("replicas", [1, 2, 3, 4])
+@pytest.mark.parametrize(("replicas", "rows"), ALL_SIZES if IS_THOROUGH else SIZES)
 def test_dropout_is_that_of_one_device(replicas, rows, engine):
     x = np.random.default_rng(0).normal(size=(rows, 5)).astype("float32")
     strategy = mirrored(replicas)

@@ -25,20 +25,20 @@ from .sharding import (
     assert_close,
     by_optax,
     distribute,
-    every_transformation,
     gradients_of,
     initial_values,
     live_bytes,
     state_bytes,
     train_functionally,
     train_variables,
+    transformations,
     variables_in,
 )
 
 # The same weights -----------------------------------------------------------------------
 
 
-@every_transformation
+@transformations(0)
 def test_variables(name: str) -> None:
     optimizer = mx.train.Optimizer(TRANSFORMATIONS[name](), shard_state=True)
     found = train_variables(mirrored(4), optimizer)
@@ -46,7 +46,7 @@ def test_variables(name: str) -> None:
     assert any(type(v).__name__ == "ShardedVariable" for v in optimizer.variables)
 
 
-@every_transformation
+@transformations(1)
 def test_functional_style(name: str) -> None:
     optimizer = mx.train.Optimizer(TRANSFORMATIONS[name](), shard_state=True)
     found, state = train_functionally(mirrored(2), optimizer)
