@@ -335,7 +335,7 @@ def test_workers_that_fail_alike_show_their_own_error_only():
 
 
 def test_the_server_killed_ends_all():
-    # JAX aborts a process that has lost its coordination service, before or after our line.
+    # JAX aborts a process that has lost its coordination service, seldom before we end it.
     with start("train(10_000, compiled)") as workers:
         workers.wait_for("step 5")
         workers.kill_servers()

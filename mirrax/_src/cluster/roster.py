@@ -179,8 +179,9 @@ class Roster:
                 f"{self._describe(0, is_start=False)}. It was killed, ran out of memory, or its "
                 "machine is down. Whether that worker is still alive is unknown."
             )
-            say(text)  # JAX is about to abort this process
             self._fail(UnavailableError(text))
+            if self._has_gone and self.failure is not None:
+                self._die()  # JAX is about to abort this process, which has no code
 
     def _hear(self, kind: str, content: Any) -> None:
         with self._changed:
