@@ -368,7 +368,9 @@ def test_a_state_that_cannot_be_made_in_parts() -> None:
         pytest.raises(ValueError, match="`peeking` cannot be traced"),
     ):
         optimizer.init({k: jnp.asarray(v) for k, v in initial_values().items()})
-    with pytest.raises(ValueError, match=r"can be neither planned from shapes nor sharded.*`peeking`"):
+    with pytest.raises(
+        ValueError, match=r"can be neither planned from shapes nor sharded.*`peeking`"
+    ):
         optimizer.explain(variables)
 
 
