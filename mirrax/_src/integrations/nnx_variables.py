@@ -36,7 +36,8 @@ from mirrax._src.base.values import is_array, is_number
 from mirrax._src.integrations.flax_norm import synchronised
 from mirrax._src.state import foreign
 from mirrax._src.state.sharded import ShardedVariable
-from mirrax._src.state.variable import Variable, VariableSpec
+from mirrax._src.state.spec import VariableSpec
+from mirrax._src.state.variable import Variable
 from mirrax._src.train.own_copies import OwnCopies
 
 _MADE_OUTSIDE = (

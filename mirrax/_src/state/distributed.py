@@ -28,7 +28,8 @@ from mirrax._src.base.values import (
     to_device,
 )
 from mirrax._src.state.parts import Scatter, SliceUpdate
-from mirrax._src.state.variable import Update, Variable, VariableSpec, updated
+from mirrax._src.state.spec import VariableSpec
+from mirrax._src.state.variable import Update, Variable, updated
 
 
 @hides("assign_copies", "copies")

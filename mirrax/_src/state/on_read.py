@@ -13,7 +13,8 @@ from mirrax._src.base.reduce_op import ReduceOp, VariableAggregation
 from mirrax._src.base.values import PerReplica, copies_of
 from mirrax._src.state.distributed import DistributedVariable
 from mirrax._src.state.parts import SliceUpdate
-from mirrax._src.state.variable import Update, VariableSpec
+from mirrax._src.state.spec import VariableSpec
+from mirrax._src.state.variable import Update
 
 
 class SyncOnReadVariable(DistributedVariable):

@@ -13,7 +13,8 @@ from mirrax._src.base.mesh import Layout, gathered, on_host, shard
 from mirrax._src.base.protocols import StrategyLike
 from mirrax._src.base.values import PerReplica, ReplicaValues, Sharded, copies_of
 from mirrax._src.state.mirrored import MirroredVariable
-from mirrax._src.state.variable import Variable, VariableSpec
+from mirrax._src.state.spec import VariableSpec
+from mirrax._src.state.variable import Variable
 
 
 class ShardedVariable(MirroredVariable):

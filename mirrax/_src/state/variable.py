@@ -7,7 +7,6 @@ import itertools
 import operator
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -16,18 +15,18 @@ import numpy as np
 from jax import lax
 
 from mirrax._src.base import context
-from mirrax._src.base.errors import RunEagerly
 from mirrax._src.base.hiding import brief, hides
 from mirrax._src.base.jax_compat import Tracer, is_staging, uncommitted
 from mirrax._src.base.logical import launching
 from mirrax._src.base.mesh import Layout
 from mirrax._src.base.protocols import StrategyLike
-from mirrax._src.base.reduce_op import VariableAggregation, VariableSynchronization
-from mirrax._src.base.values import Atom, Mirrored, PerReplica, join
+from mirrax._src.base.reduce_op import VariableSynchronization
+from mirrax._src.base.values import Atom, PerReplica, join
 from mirrax._src.state.dtypes import check_fits
 from mirrax._src.state.frozen_rate import check_not_frozen
 from mirrax._src.state.parts import InParts, PartUpdate
 from mirrax._src.state.refusing import NotInPlace, as_array
+from mirrax._src.state.spec import VariableSpec
 
 _numbers = itertools.count()
 _all: dict[int, weakref.ref[Variable]] = {}
@@ -61,66 +60,6 @@ class Home:
 def live_variables() -> list[Variable]:
     """Every variable that exists, oldest first."""
     return [v for v in (ref() for ref in list(_all.values())) if v is not None]
-
-
-@dataclass(frozen=True)
-class VariableSpec:
-    """What a call of `mx.Variable(...)` asks for."""
-
-    initial_value: Any = None
-    trainable: bool | None = None
-    name: str | None = None
-    dtype: Any = None
-    synchronization: VariableSynchronization = VariableSynchronization.AUTO
-    aggregation: VariableAggregation = VariableAggregation.NONE
-    shape: Any = None
-
-    def __post_init__(self) -> None:
-        if self.aggregation is None:
-            object.__setattr__(self, "aggregation", VariableAggregation.NONE)
-        for field, kind in (
-            ("synchronization", VariableSynchronization),
-            ("aggregation", VariableAggregation),
-        ):
-            if not isinstance(getattr(self, field), kind):
-                raise ValueError(
-                    f"`{field}` must be one of {', '.join(map(str, kind))}, got "
-                    f"{getattr(self, field)!r}."
-                )
-
-    def initial_array(self) -> jax.Array:
-        """The initial value, computed now even while something is traced."""
-        with jax.ensure_compile_time_eval():
-            value = self.initial_value
-            value = value() if callable(value) else value
-            if isinstance(value, Tracer):
-                raise RunEagerly("a variable is made from a traced value")
-            if isinstance(value, Variable | Mirrored):
-                value = value.__jax_array__()
-            if isinstance(value, PerReplica):
-                raise ValueError(
-                    "A variable starts with one value for all replicas, but `initial_value` "
-                    f"has one for each: {value!r}. Assign it when the variable is made."
-                )
-            if value is None:
-                raise ValueError(
-                    f"Variable {self.name!r} needs an `initial_value`: an array, a number or "
-                    "a function without arguments that returns one."
-                )
-            if isinstance(value, np.ndarray):  # whose memory JAX may take over on CPUs
-                value = value.copy()
-            given = as_array(value, self.name)
-            if self.dtype is not None and not isinstance(value, np.ndarray):
-                check_fits(value, given.dtype, jnp.dtype(self.dtype), self.name)
-            # With the dtype written out a Python number loses its weak type.
-            array = jnp.asarray(given, dtype=self.dtype or given.dtype)
-            if self.shape is not None and tuple(self.shape) != array.shape:
-                raise ValueError(
-                    f"Variable {self.name!r}: `shape` is {tuple(self.shape)}, and the initial "
-                    f"value has shape {array.shape}. A variable keeps the shape of its "
-                    "initial value; leave `shape` out."
-                )
-            return array
 
 
 class _VariableType(type):

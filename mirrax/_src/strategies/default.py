@@ -9,7 +9,8 @@ from mirrax._src.base import context
 from mirrax._src.base.context import Context
 from mirrax._src.base.values import Args, Fn, Kwargs, PyTree
 from mirrax._src.engines.replica_context import ReplicaContext
-from mirrax._src.state.variable import OrdinaryVariable, Variable, VariableSpec
+from mirrax._src.state.spec import VariableSpec
+from mirrax._src.state.variable import OrdinaryVariable, Variable
 from mirrax._src.strategies.extended import StrategyExtended
 from mirrax._src.strategies.strategy import Strategy
 

@@ -46,7 +46,8 @@ from mirrax._src.input.feeding import numpy_dataset
 from mirrax._src.state.distributed import ComponentVariable, DistributedVariable
 from mirrax._src.state.mirrored import MirroredVariable
 from mirrax._src.state.on_read import SyncOnReadVariable
-from mirrax._src.state.variable import OrdinaryVariable, Variable, VariableSpec
+from mirrax._src.state.spec import VariableSpec
+from mirrax._src.state.variable import OrdinaryVariable, Variable
 from mirrax._src.strategies.reducing import reduce_pairs
 from mirrax._src.strategies.scope import check_cross_replica
 

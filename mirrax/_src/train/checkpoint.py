@@ -21,7 +21,8 @@ from mirrax._src.base.jax_compat import outside_traces
 from mirrax._src.base.logical import launching
 from mirrax._src.base.mesh import on_host
 from mirrax._src.cluster.runtime import current_cluster
-from mirrax._src.state.variable import OrdinaryVariable, Variable, VariableSpec
+from mirrax._src.state.spec import VariableSpec
+from mirrax._src.state.variable import OrdinaryVariable, Variable
 from mirrax._src.train import exporting, storage
 from mirrax._src.train.copying import out_of_reach
 from mirrax._src.train.pieces import Gathering, Pieces, is_spread

@@ -16,7 +16,8 @@ from mirrax._src.base.reduce_op import ReduceOp
 from mirrax._src.base.values import PerReplica, ReplicaValues
 from mirrax._src.state.distributed import ComponentVariable, DistributedVariable
 from mirrax._src.state.on_read import SyncOnReadVariable
-from mirrax._src.state.variable import Variable, VariableSpec
+from mirrax._src.state.spec import VariableSpec
+from mirrax._src.state.variable import Variable
 
 
 class ExponentialMovingAverage:

@@ -16,7 +16,8 @@ from mirrax._src.base.protocols import StrategyLike
 from mirrax._src.base.values import PyTree, is_leaf
 from mirrax._src.collectives.options import CommunicationOptions
 from mirrax._src.engines.function import function
-from mirrax._src.state.variable import Variable, VariableSpec
+from mirrax._src.state.spec import VariableSpec
+from mirrax._src.state.variable import Variable
 from mirrax._src.strategies.default import get_strategy
 from mirrax._src.train.explaining import StatePlan, plan_state, shape_of
 from mirrax._src.train.learning_rate import HasLearningRate

@@ -17,7 +17,8 @@ from mirrax._src.base.protocols import StrategyLike
 from mirrax._src.base.reduce_op import VariableAggregation, VariableSynchronization
 from mirrax._src.base.values import PyTree
 from mirrax._src.state.sharded import ShardedVariable
-from mirrax._src.state.variable import Variable, VariableSpec
+from mirrax._src.state.spec import VariableSpec
+from mirrax._src.state.variable import Variable
 from mirrax._src.train.own_copies import OwnCopies
 from mirrax._src.train.pairs import is_variable, show_names
 
