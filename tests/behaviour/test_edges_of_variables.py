@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from helpers.edges import (
     copies,
@@ -418,3 +419,9 @@ def test_one_value_for_all_makes_copies_the_same_again(two_cpus, engine):
     read = two_cpus.run(mx.function(lambda: 2 * v.read_value()))
     assert isinstance(read, mx.distribute.Mirrored)
     assert copies(v) == [[5.0, 6.0], [5.0, 6.0]]
+
+
+def test_an_initial_value_is_converted_once():
+    # As int32, which is what JAX makes of NumPy's integers, it would not fit.
+    v = mx.Variable(np.array([3_000_000_000]), dtype="float32")
+    assert v.numpy().tolist() == [3e9]

@@ -68,7 +68,7 @@ class VariableSpec:
             if self.dtype is not None and not isinstance(value, np.ndarray):
                 check_fits(value, given.dtype, jnp.dtype(self.dtype), self.name)
             # With the dtype written out a Python number loses its weak type.
-            array = jnp.asarray(given, dtype=self.dtype or given.dtype)
+            array = jnp.asarray(value, dtype=self.dtype or given.dtype)
             if self.shape is not None and tuple(self.shape) != array.shape:
                 raise ValueError(
                     f"Variable {self.name!r}: `shape` is {tuple(self.shape)}, and the initial "
