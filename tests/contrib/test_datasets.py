@@ -157,7 +157,7 @@ def test_the_function_is_called_at_once_and_once() -> None:
     ("dataset_fn", "message"),
     [
         (Dataset.range(3), "function|callable"),
-        (lambda: 5, "`dataset_fn` is not a dataset: 5"),
+        (lambda: 5, "`dataset_fn` returned is not a dataset: 5"),
         (lambda x: Dataset.range(3), "missing 1 required positional argument"),
     ],
 )

@@ -275,5 +275,8 @@ def test_a_model_made_outside_is_named_in_a_gradient(two_cpus: Any) -> None:
     def step(x):
         return nnx.value_and_grad(lambda m: jnp.mean(m(x)))(model)
 
-    with pytest.raises(ValueError, match=r"nnx\.Param, of shape \(.*strategy\.scope"):
+    with pytest.raises(
+        ValueError,
+        match=r"nnx\.Param 'Linear\.(bias|kernel)', of shape \(.*strategy\.scope",
+    ):
         two_cpus.run(step, args=(jnp.ones((4, 3)),))

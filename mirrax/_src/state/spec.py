@@ -65,7 +65,8 @@ class VariableSpec:
             if isinstance(value, np.ndarray):  # whose memory JAX may take over on CPUs
                 value = value.copy()
             given = as_array(value, self.name)
-            if self.dtype is not None and not isinstance(value, np.ndarray):
+            is_converted = self.dtype is not None and given.dtype != self.dtype
+            if is_converted and not isinstance(value, np.ndarray):
                 check_fits(value, given.dtype, jnp.dtype(self.dtype), self.name)
             # With the dtype written out a Python number loses its weak type.
             array = jnp.asarray(value, dtype=self.dtype or given.dtype)

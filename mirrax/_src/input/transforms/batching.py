@@ -235,8 +235,12 @@ def _pad(*args: Any) -> np.ndarray:
 
 
 def _check_filling(filling: Any, dtype: np.dtype) -> None:
+    if np.ndim(filling):
+        raise ValueError(
+            f"`padding_values` must have one number or string for each array, got {filling!r}."
+        )
     is_text = isinstance(filling, bytes)
-    fits = is_text == dtype.hasobject and not np.ndim(filling)
+    fits = is_text == dtype.hasobject
     if fits and not is_text:
         fits = np.can_cast(np.asarray(filling).dtype, dtype, "same_kind")
     if not fits:
