@@ -55,8 +55,9 @@ def _apply(
     replica = current_replica()
     if replica is None or here.is_agreed or in_stateless_scope():
         return original(self, grads, trainable_variables)
-    if held_variable(self.iterations) is None:  # before anything has changed
-        raise made_elsewhere(self.iterations, is_new=False)
+    iterations = self.variables[0]  # with accumulation `self.iterations` is a quotient
+    if held_variable(iterations) is None:  # before anything has changed
+        raise made_elsewhere(iterations, is_new=False)
     if not self.built and trainable_variables is not None:
         variables = list(trainable_variables)
 
