@@ -170,9 +170,11 @@ def test_many_iterators_at_a_time():
 # How far ahead ------------------------------------------------------------------------------
 
 
-def settled(source):
-    """What the source has made when it makes no more."""
-    before = -1
+def settled(source, at_least=0):
+    """What the source has made when it makes no more; it is waited for to make `at_least`."""
+    before, deadline = -1, time.monotonic() + SECONDS_TO_HANG
+    while source.made < at_least and time.monotonic() < deadline:
+        time.sleep(0.01)
     while before != source.made:
         before = source.made
         time.sleep(0.05)
@@ -185,7 +187,7 @@ def test_prefetch_makes_no_more_than_it_was_told(size):
     iterator = iter(Dataset.from_generator(source).prefetch(size))
     for taken in range(1, 5):
         next(iterator)
-        assert settled(source) == taken + size
+        assert settled(source, taken + size) == taken + size
     iterator.close()
 
 
@@ -193,7 +195,7 @@ def test_prefetch_of_nothing_makes_nothing_ahead():
     source = Source()
     iterator = iter(Dataset.from_generator(source).prefetch(0))
     next(iterator)
-    assert settled(source) == 1
+    assert settled(source, 1) == 1
 
 
 @pytest.mark.parametrize("ahead", [0, 1, 3])
@@ -204,7 +206,8 @@ def test_batches_are_copied_ahead_as_far_as_the_options_say(ahead, two_cpus):
     iterator = iter(two_cpus.experimental_distribute_dataset(dataset, options))
     for taken in range(1, 4):
         next(iterator)
-        assert settled(source) == 4 * (taken + ahead)
+        expected = 4 * (taken + ahead)
+        assert settled(source, expected) == expected
     iterator.close()
 
 
