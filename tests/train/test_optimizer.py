@@ -491,7 +491,10 @@ def test_an_optimizer_made_at_the_first_trace(engine):
 def test_building_twice_changes_nothing():
     variables = list(make_variables(STRATEGIES[2]).values())
     optimizer = mx.train.Optimizer(optax.adam(0.1))
-    assert optimizer.state is None
+    with pytest.raises(
+        AttributeError, match=r"'optimizer' has no state before .*build"
+    ):
+        _ = optimizer.state.hyperparams
     assert optimizer.variables == [optimizer.iterations]
     optimizer.build(variables)
     before = optimizer.variables

@@ -127,12 +127,20 @@ class Optimizer(Transforming, HasSlots, HasLearningRate):
 
     @property
     def state(self) -> PyTree:
-        """Optax's state, with a variable for each array; None before it is built.
+        """Optax's state, with a variable for each array, once it is built.
 
         A hyperparameter of an optimizer that was made by name, or of
         `optax.inject_hyperparams`, can be assigned here:
         `optimizer.state.hyperparams["b1"].assign(0.8)`.
+
+        Raises:
+            AttributeError: Before `build`, or the first `apply_gradients`, which calls it.
         """
+        if not self._variables:
+            raise AttributeError(
+                f"{self.name!r} has no state before its first `apply_gradients`. "
+                "`optimizer.build(variables)` makes it at once."
+            )
         return self._state
 
     @property
