@@ -42,7 +42,7 @@ class Matching:
         unbuilt = {
             prefix: optimizer
             for prefix, optimizer in part.optimizers.items()
-            if optimizer.state is None and _is_part(prefix, only)
+            if not hasattr(optimizer, "state") and _is_part(prefix, only)
         }
         later = {
             name: prefix
