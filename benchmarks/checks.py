@@ -14,7 +14,7 @@ import numpy as np
 import optax
 from common import Devices, Ratio, Report, find_devices, interleaved, parser
 from models import MODELS, Model
-from training import distribute, mean_loss
+from training import distribute, optimizer_step
 
 import mirrax as mx
 
@@ -22,20 +22,7 @@ import mirrax as mx
 def variants(model: Model, devices: Devices) -> tuple[dict[str, Any], int, int]:
     """Steps with and without checks; how many bytes each replica holds, and arrays."""
     strategy = mx.MirroredStrategy(devices)
-    with strategy.scope():
-        variables = [mx.Variable(p) for p in model.make_parameters()]
-        optimizer = mx.train.Optimizer(optax.adam(1e-3))
-
-    @mx.function
-    def step(x: jax.Array, y: jax.Array) -> jax.Array:
-        def loss_fn() -> jax.Array:
-            params = [v.read_value() for v in variables]
-            return mean_loss(params, model, x, y, model.batch_size)
-
-        loss, gradients = mx.value_and_grad(loss_fn, variables)()
-        optimizer.apply_gradients(zip(gradients, variables))
-        return loss.reshape(1)
-
+    step, variables, optimizer = optimizer_step(strategy, model, optax.adam(1e-3))
     x, y = distribute(strategy, model.make_batch())
 
     def run() -> Any:

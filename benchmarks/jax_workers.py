@@ -18,6 +18,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from common import Step
 from jax import lax
 from models import MODELS, Arrays
@@ -25,10 +26,10 @@ from rivals.stepping import Steps, Ways, Worker, answer
 from training import (
     AXIS,
     Reduce,
-    adam_step,
     distribute,
     handwritten,
     one_by_one,
+    optimizer_step,
     state_step,
     variables_step,
 )
@@ -134,7 +135,8 @@ def with_adam(worker: Worker) -> Ways:
 
     def way_of(shard_state: bool) -> Callable[[str], Steps]:
         def make(name: str) -> Steps:
-            step, _ = adam_step(strategy, MODELS[name], shard_state)
+            adam = optax.adam(1e-3)
+            step, *_ = optimizer_step(strategy, MODELS[name], adam, shard_state)
             batch = distribute(strategy, MODELS[name].make_batch())
             return waiting(lambda: strategy.run(step, args=tuple(batch)), strategy)
 

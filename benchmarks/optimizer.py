@@ -19,7 +19,15 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from models import MODELS, Model
 from steps import ACCELERATOR_BATCH_FACTOR, HEADER, measure
-from training import AXIS, Reduce, distribute, mean_loss, one_by_one, packed
+from training import (
+    AXIS,
+    Reduce,
+    distribute,
+    mean_loss,
+    one_by_one,
+    optimizer_step,
+    packed,
+)
 
 import mirrax as mx
 
@@ -64,20 +72,7 @@ def handwritten(model: Model, devices: Devices, reduce: Reduce) -> Step:
 def with_variables(model: Model, devices: Devices) -> Step:
     """`apply_gradients` on variables."""
     strategy = mx.MirroredStrategy(devices)
-    with strategy.scope():
-        variables = [mx.Variable(p) for p in model.make_parameters()]
-        optimizer = mx.train.Optimizer(transformation())
-
-    @mx.function
-    def step(x: jax.Array, y: jax.Array) -> jax.Array:
-        def loss_fn() -> jax.Array:
-            params = [v.read_value() for v in variables]
-            return mean_loss(params, model, x, y, model.batch_size)
-
-        loss, gradients = mx.value_and_grad(loss_fn, variables)()
-        optimizer.apply_gradients(zip(gradients, variables))
-        return loss.reshape(1)
-
+    step, *_ = optimizer_step(strategy, model, transformation())
     x, y = distribute(strategy, model.make_batch())
     return lambda: strategy.run(step, args=(x, y))
 

@@ -25,7 +25,7 @@ import optax
 from common import Ratio, Report, Step, cpu_devices, interleaved, parser
 from models import MODELS
 from steps import check_same_losses
-from training import adam_state_step, adam_step, distribute
+from training import adam_state_step, distribute, optimizer_step
 from workers import HERE, Workers
 from workers import check_same_losses as check_same_losses_of_workers
 from workers import measure as measure_workers
@@ -53,7 +53,9 @@ def compare_speed(num_replicas: int, report: Report) -> None:
     variants: dict[str, Step] = {}
     held = {}
     for name, shard_state in STATES.items():
-        step, optimizer = adam_step(strategy, model, shard_state)
+        step, _, optimizer = optimizer_step(
+            strategy, model, optax.adam(1e-3), shard_state
+        )
         variants[f"variables, {name}"] = lambda step=step: strategy.run(step, (x, y))
         variants[f"state, {name}"] = adam_state_step(strategy, model, shard_state)
         held[name] = bytes_on_device(optimizer)

@@ -183,13 +183,16 @@ def state_step(model: Model, total: int = 0) -> mx.Function:
     return step
 
 
-def adam_step(
-    strategy: mx.distribute.Strategy, model: Model, shard_state: bool
-) -> tuple[mx.Function, mx.train.Optimizer]:
-    """A step of (x, y) that trains variables of its own with Adam, and the optimizer."""
+def optimizer_step(
+    strategy: mx.distribute.Strategy,
+    model: Model,
+    transformation: Any,
+    shard_state: bool = False,
+) -> tuple[mx.Function, list[mx.Variable], mx.train.Optimizer]:
+    """A step of (x, y) that trains variables of its own, these, and their optimizer."""
     with strategy.scope():
         variables = [mx.Variable(p) for p in model.make_parameters()]
-        optimizer = mx.train.Optimizer(optax.adam(1e-3), shard_state=shard_state)
+        optimizer = mx.train.Optimizer(transformation, shard_state=shard_state)
     optimizer.build(variables)
 
     @mx.function
@@ -202,7 +205,7 @@ def adam_step(
         optimizer.apply_gradients(zip(gradients, variables))
         return loss.reshape(1)
 
-    return step, optimizer
+    return step, variables, optimizer
 
 
 def adam_state_step(

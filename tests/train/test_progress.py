@@ -14,12 +14,14 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_the_bar_says_that_the_first_step_compiles(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@pytest.fixture
+def screen(monkeypatch: pytest.MonkeyPatch) -> Terminal:
     monkeypatch.setenv("COLUMNS", "120")
     monkeypatch.setenv("TERM", "xterm")
-    screen = Terminal()
+    return Terminal()
+
+
+def test_the_bar_says_that_the_first_step_compiles(screen: Terminal) -> None:
     with mx.train.Progress(3, file=screen) as progress:
         progress._bar.refresh()
         assert "0/3" in screen.getvalue() and "compiling" in screen.getvalue()
@@ -29,12 +31,7 @@ def test_the_bar_says_that_the_first_step_compiles(
     assert "3/3" in last and "loss 1" in last and "compiling" not in last
 
 
-def test_the_bar_says_that_a_later_step_takes_long(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("COLUMNS", "120")
-    monkeypatch.setenv("TERM", "xterm")
-    screen = Terminal()
+def test_the_bar_says_that_a_later_step_takes_long(screen: Terminal) -> None:
     with mx.train.Progress(5, file=screen) as progress:
         progress.update(2, loss=0.5)
         progress._updated -= 60

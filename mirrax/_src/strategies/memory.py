@@ -11,6 +11,7 @@ import jax
 
 from mirrax._src.base.devices import device_name, show_bytes
 from mirrax._src.base.mesh import ReplicaMesh, shards_of
+from mirrax._src.base.protocols import StrategyLike
 from mirrax._src.state.variable import live_variables
 
 _KINDS = ("variables", "slots", "batches", "others")
@@ -43,7 +44,7 @@ class MemoryReport:
 MemoryReport.__module__ = "mirrax.distribute"
 
 
-def report_memory(strategy: Any, mesh: ReplicaMesh) -> MemoryReport:
+def report_memory(strategy: StrategyLike, mesh: ReplicaMesh) -> MemoryReport:
     """What is alive on the devices of `mesh` now."""
     held: dict[Any, Counter[str]] = {d: Counter() for d in mesh.local_devices}
     sizes: dict[str, int] = defaultdict(int)

@@ -3,23 +3,15 @@
 from itertools import product
 
 from . import scenario
+from .extended import make_strategy
 
 STRATEGIES = product(("mirrored", "one_replica", "one_device", "default"))
-
-
-def make(api, kind):
-    return {
-        "mirrored": lambda: api.mirrored(2),
-        "one_replica": lambda: api.mirrored(1),
-        "one_device": api.one_device,
-        "default": api.distribute.get_strategy,
-    }[kind]()
 
 
 @scenario("6.3", cases=STRATEGIES)
 def state_that_belongs_to_no_single_variable(api, kind):
     """An optimizer's step counter, say: it is updated where the variables are."""
-    strategy = make(api, kind)
+    strategy = make_strategy(api, kind)
     with strategy.scope():
         variables = [api.Variable(1.0, name="b"), api.Variable(2.0, name="a")]
         extended = strategy.extended

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from mirrax._src.base import context
+from mirrax._src.base.protocols import StrategyLike
 from mirrax._src.input.dataset import Dataset
 from mirrax._src.input.distributed import DistributedDataset
 from mirrax._src.input.iterators import adopt, describe_steps
@@ -27,13 +28,13 @@ def install() -> None:
     wrap(data_adapters, "get_data_adapter", _get_data_adapter)
 
 
-def cluster_of(strategy: Any) -> Any:
+def cluster_of(strategy: StrategyLike | None) -> Any:
     """The workers of a strategy; None if there is one, or no strategy."""
     mesh = None if strategy is None else strategy.replica_mesh
     return mesh.cluster if mesh is not None and mesh.spans_workers else None
 
 
-def agree_on_randomness(strategy: Any) -> None:
+def agree_on_randomness(strategy: StrategyLike | None) -> None:
     """Has all workers draw the random numbers of the first one: Keras shuffles by them."""
     cluster = cluster_of(strategy)
     if cluster is None:

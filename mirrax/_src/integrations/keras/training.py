@@ -25,6 +25,7 @@ from jax.experimental.sparse import JAXSparse
 from mirrax._src.base import context
 from mirrax._src.base.logical import after_launch, launching
 from mirrax._src.base.mesh import ReplicaMesh
+from mirrax._src.base.protocols import StrategyLike
 from mirrax._src.base.values import copies_of
 from mirrax._src.cluster import launches
 from mirrax._src.integrations.keras.data import agree_on_randomness
@@ -109,7 +110,7 @@ def _take_over(model: Any, name: str) -> None:
     _strategies[model] = strategy
 
 
-def _check_home(model: Any, strategy: Any, name: str) -> None:
+def _check_home(model: Any, strategy: StrategyLike, name: str) -> None:
     """Raises in the scope of another strategy than the model's."""
     here = context.current().strategy
     if not context.is_default() and here is not strategy:
@@ -220,7 +221,7 @@ def _jit(original: _Original, fn: _Original, **options: Any) -> Any:
 class Step:
     """A step of Keras', compiled for all devices of a strategy."""
 
-    def __init__(self, fn: _Original, strategy: Any) -> None:
+    def __init__(self, fn: _Original, strategy: StrategyLike) -> None:
         self._fn, self._strategy = fn, strategy
         self._mesh: ReplicaMesh = strategy.replica_mesh
         owner = getattr(fn, "__self__", None)
