@@ -239,6 +239,35 @@ def test_one_reduce_scatter_and_one_gather_a_pack() -> None:
     assert count(text, "all-reduce") == 1  # what no axis divides
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("uses", [1, 2])
+def test_parameters_are_updated_in_parts(dtype: str, uses: int) -> None:
+    """In functional style too; updates that somebody else needs are gathered themselves."""
+    strategy = mirrored(4)
+    optimizer = mx.train.Optimizer(optax.sgd(0.5, momentum=0.9), shard_state=True)
+    gradient = jnp.full((16, 8), 0.25, dtype)
+    with strategy.scope():
+        params = strategy.replicate(jnp.ones((16, 8), dtype))
+        state = optimizer.init(params)
+
+    @mx.function
+    def step(params: Any, state: Any, gradient: Any) -> Any:
+        wide = gradient.astype(jnp.float32)
+        updates, state = optimizer.update(wide, state, params)
+        more = jnp.sum(updates) if uses == 2 else 0.0
+        return optax.apply_updates(params, updates), state, more
+
+    given = params, state, gradient
+    new, _, more = strategy.run(step, given)
+    assert new.dtype == dtype  # 1 - 0.5 * 4 * 0.25
+    np.testing.assert_array_equal(new, np.full((16, 8), 0.5))
+    assert float(more) == (-64.0 if uses == 2 else 0.0)
+    text = compiled_text(step, strategy, *given)
+    assert count(text, "all-gather") == 1
+    whole = [s for s in text.splitlines() if "f32[16,8]" in s and " add(" in s]
+    assert bool(whole) is (uses == 2)
+
+
 # Slots ------------------------------------------------------------------------------------
 
 

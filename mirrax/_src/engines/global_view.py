@@ -9,6 +9,7 @@ gradient, every replica computes it by itself, to the same result.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +26,10 @@ from mirrax._src.engines.jaxprs import invariant_outputs, variables_of
 from mirrax._src.engines.merging import eval_replica
 
 _MARK = re.compile(r"in_global_view_(\d+)")
+# What can as well be done to the parts of an array, one by one.
+_ELEMENTWISE = frozenset(
+    ("add", "add_any", "sub", "mul", "div", "neg", "convert_element_type", "copy")
+)
 
 
 def in_global_view(
@@ -105,7 +110,7 @@ class StagedProgram:
             eqns, cut, rest = rest[:at], rest[at : at + 1], rest[at + 1 :]
             self._run_replicas(eqns, cut, rest, env)
             for eqn in cut:
-                env.update(zip(eqn.outvars, self._compute_globally(eqn, env)))
+                rest = self._compute_globally(eqn, rest, env)
         return [
             _Value(jnp.asarray(v.val), Layout.MIRRORED)
             if isinstance(v, Literal)
@@ -180,8 +185,14 @@ class StagedProgram:
             check_vma=False,
         )
 
-    def _compute_globally(self, eqn: Any, env: dict[Any, Any]) -> list[_Value]:
-        """The results of a marked equation, divided among the devices by XLA."""
+    def _compute_globally(
+        self, eqn: Any, rest: list[Any], env: dict[Any, Any]
+    ) -> list[Any]:
+        """A marked equation, divided among the devices by XLA; what is left of the `rest`.
+
+        What replicas would do to each of its arrays by itself, such as adding updates to
+        parameters, is done to the parts, and its results are gathered instead.
+        """
         mesh = self._mesh
 
         def operand(atom: Any) -> Any:
@@ -190,15 +201,60 @@ class StagedProgram:
             found = env.get(self._parts.get(atom)) or env[atom]
             return _constrained(found.array, mesh)
 
-        program = eqn.params["jaxpr"]
-        consts = getattr(program, "consts", ())
-        inner = getattr(program, "jaxpr", program)
-        outs = eval_jaxpr(inner, consts, *map(operand, eqn.invars))
-        outs = [_constrained(x, mesh) for x in outs]
-        count = _num_wanted(eqn)
-        kept = [_Value(x, _kept_layout(x, mesh)) for x in outs[count:]]
-        whole = self._joined(outs[:count])
-        return [*(_Value(x, Layout.MIRRORED) for x in whole), *kept]
+        def compute(program: Any, atoms: Sequence[Any]) -> list[Any]:
+            consts = getattr(program, "consts", ())
+            inner = getattr(program, "jaxpr", program)
+            outs = eval_jaxpr(inner, consts, *map(operand, atoms))
+            return [_constrained(x, mesh) for x in outs]
+
+        count = _num_wanted(eqn) or 0
+        for i, (var, array) in enumerate(
+            zip(eqn.outvars, compute(eqn.params["jaxpr"], eqn.invars))
+        ):
+            is_kept = i >= count and mesh.sharded_axis(array.shape) is not None
+            env[var] = _Value(array, Layout.SHARDED if is_kept else Layout.MIRRORED)
+        followers, moved = self._followers(eqn.outvars[:count], rest, env)
+        made = {v for e in followers for v in e.outvars}
+        taken = {v for e in moved for v in variables_of(e.invars)}
+        reads = {v: None for e in followers for v in variables_of(e.invars)}
+        reads = [v for v in reads if v not in made]
+        results = [v for e in moved for v in e.outvars if v not in taken]
+        program = sub_program(self._jaxpr, followers, reads, results)
+        whole = [v for v in eqn.outvars[:count] if _is_used(v) and v not in taken]
+        arrays = [*(env[v].array for v in whole), *compute(program, reads)]
+        for var, array in zip(whole + results, self._joined(arrays)):
+            env[var] = _Value(array, Layout.MIRRORED)
+        gone = set(map(id, moved))
+        return [e for e in rest if id(e) not in gone]
+
+    def _followers(
+        self, wanted: Sequence[Any], rest: list[Any], env: dict[Any, Any]
+    ) -> tuple[list[Any], list[Any]]:
+        """What can be done to parts of the `wanted` arrays instead of to the whole.
+
+        Two lists of equations: those to compute for that, and those of them that replicas need
+        not compute any more. Nobody else uses what they change, so that as many arrays are
+        gathered as before.
+        """
+        uses = Counter(v for eqn in rest for v in variables_of(eqn.invars))
+        uses.update(variables_of(self._jaxpr.outvars))
+        parts = {v for v in wanted if self._is_divided(v) and uses[v] == 1}
+        ready = {v for v, x in env.items() if not x.layout.is_split} - set(wanted)
+        followers, moved = [], []
+        for eqn in rest:
+            reads = set(variables_of(eqn.invars))
+            if eqn.primitive.name not in _ELEMENTWISE or not reads <= parts | ready:
+                continue
+            followers.append(eqn)
+            if not reads & parts:  # for a follower: a parameter in another dtype, say
+                ready.update(eqn.outvars)
+                continue
+            moved.append(eqn)
+            parts.update(v for v in eqn.outvars if uses[v] == 1)
+        return (followers, moved) if moved else ([], [])
+
+    def _is_divided(self, var: Any) -> bool:
+        return self._mesh.sharded_axis(var.aval.shape) is not None
 
     def _joined(self, arrays: Sequence[jax.Array]) -> list[jax.Array]:
         """Arrays that lie in parts, with a copy on every device."""
@@ -236,11 +292,6 @@ def _is_joining(eqn: Any) -> bool:
         and params.get("axis_index_groups") is None
         and not isinstance(eqn.invars[0], Literal)
     )
-
-
-def _kept_layout(array: jax.Array, mesh: ReplicaMesh) -> Layout:
-    is_whole = mesh.sharded_axis(array.shape) is None
-    return Layout.MIRRORED if is_whole else Layout.SHARDED
 
 
 def _constrained(array: Any, mesh: ReplicaMesh) -> Any:

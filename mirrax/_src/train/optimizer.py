@@ -357,16 +357,10 @@ class Optimizer(Transforming, HasSlots, HasLearningRate):
             else jnp.zeros_like(params[k])
             for k, v in self._variables.items()
         }
-        if (mesh := self._mesh_to_shard()) is not None:
-            given = dense, state, params, aggregate, extra_args
-            add = optax.apply_updates
-            after, new_state = StateInParts(self, mesh).update(*given, add)
-        else:
-            updates, new_state = self.update(
-                dense, state, params, aggregate=aggregate, **extra_args
-            )
-            after = optax.apply_updates(params, updates)
-        new = after, new_state
+        updates, new_state = self.update(
+            dense, state, params, aggregate=aggregate, **extra_args
+        )
+        new = optax.apply_updates(params, updates), new_state
         written, _ = jax.tree_util.tree_flatten_with_path(
             (self._variables, self._state), is_leaf=is_variable
         )

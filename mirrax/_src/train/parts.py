@@ -1,7 +1,7 @@
 """The state of an optimizer in parts: each replica's device holds one and updates it.
 
-Gradients arrive by reduce-scatter, XLA divides the update among the devices, and what is to be
-added to the parameters is gathered (docs/memory.md).
+Gradients arrive by reduce-scatter, XLA divides the update among the devices, and the new
+parameters are gathered (docs/memory.md).
 """
 
 from __future__ import annotations
@@ -74,9 +74,8 @@ class StateInParts:
         params: PyTree,
         aggregate: bool,
         extra_args: dict[str, Any],
-        finish: Callable[[PyTree, PyTree], PyTree] = lambda params, updates: updates,
     ) -> tuple[PyTree, PyTree]:
-        """In the replicas' program: what `finish` makes of the updates, and the new state."""
+        """In the replicas' program: the updates, and the new state."""
         extra, rest = _arrays_in(agreed(extra_args))
         if aggregate:
             gradients = self._optimizer.in_reduce_dtype(self._sum, gradients)
@@ -89,7 +88,6 @@ class StateInParts:
             new, after = self._optimizer.advance(
                 gradients, state, params, arguments, lambda total: (total, arguments)
             )
-            new = finish(params, new)
             wanted, of_wanted = jax.tree.flatten(new)
             kept, of_kept = jax.tree.flatten(_of_same_types(after, state))
             trees[:] = of_wanted, of_kept
