@@ -1,6 +1,6 @@
 """Is a checkpoint with mirrax saved and restored as fast as one with TensorFlow?
 
-100 MB of variables, large ones and of mixed sizes, and 1000 tiny ones: the time until
+100 MB of variables, large ones and of mixed sizes, and 1000 tiny ones (on accelerators 1.2 GB): the time until
 `save` returns, until everything is on the disk, and to restore it, and what a save and a
 restore leave to the step that follows. Beside mirrax: Orbax as it is usually called and
 `tf.train.Checkpoint`, of the interpreter that `--tensorflow PYTHON` names. Libraries run
@@ -30,7 +30,7 @@ from common import (
     parser,
 )
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from rivals.saving import LAYOUTS, MakeWay, Way, answer
+from rivals.saving import LARGE, LAYOUTS, MakeWay, Way, answer
 
 import mirrax as mx
 
@@ -58,7 +58,7 @@ Figures = dict[str, np.ndarray]  # of each part, in ms, the first checkpoint's i
 
 def main() -> None:
     options = parser(__doc__)
-    options.add_argument("--layouts", nargs="+", default=list(LAYOUTS), choices=LAYOUTS)
+    options.add_argument("--layouts", nargs="+", choices=LAYOUTS)
     options.add_argument(
         "--folder", default=tempfile.gettempdir(), help="on which disk"
     )
@@ -66,13 +66,14 @@ def main() -> None:
     options.add_argument("--side", help="answer for one library, in this process")
     given = options.parse_args()
     devices = find_devices(given.replicas)
+    usual = [LARGE] if devices[0].platform != "cpu" else [*LAYOUTS][:-1]
     if given.side:
         answer({given.side: SIDES[given.side](devices)})
         return
     report = Report("checkpoints", given)
     with contextlib.ExitStack() as stack:
         libraries = start(given.tensorflow, len(devices), stack)
-        for layout in given.layouts:
+        for layout in given.layouts or usual:
             compare(layout, libraries, len(devices), report)
     report.finish(devices)
 

@@ -23,6 +23,9 @@ LAYOUTS: dict[str, list[tuple[int, ...]]] = {
     "200, 100 MB in all": [(1024, 3072)] * 8 + [(64, 256)] * 40 + [(256,)] * 152,
     "1000 of 128 bytes": [(32,)] * 1000,
 }
+# For accelerators: the weights of a model of 100 million, and Adam's slots.
+LARGE = "72 of 16 MB"
+LAYOUTS[LARGE] = [(2048, 2048)] * 72
 
 
 @dataclass(frozen=True)

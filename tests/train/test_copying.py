@@ -16,61 +16,47 @@ import mirrax as mx
 from mirrax._src.train import copying, storage
 
 
-class FakeDevice:
-    """An accelerator of this size."""
-
-    platform = "gpu"
-
-    def __init__(self, stats: dict[str, int] | None) -> None:
-        self.memory_stats = lambda: stats
-
-
-def have_room(stats: dict[str, int] | None) -> bool:
-    """Whether 80 bytes can be copied on a device that says this of its memory."""
-
-    class Shard:
-        device, data = FakeDevice(stats), np.zeros(20, "f")
-
-    class Array:
-        addressable_shards = [Shard()]
-
-    return copying._have_room([Array()])  # pyright: ignore[reportArgumentType]
-
-
-def test_copies_have_to_fit_beside_the_largest_step() -> None:
-    assert have_room({"bytes_limit": 100, "peak_bytes_in_use": 20})
-    assert not have_room({"bytes_limit": 100, "peak_bytes_in_use": 21})
-    assert not have_room({})
-    assert not have_room(None)
-
-
 @pytest.fixture
 def accelerators(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
-    """Has CPUs taken for accelerators, with or without room for copies."""
+    """Has CPUs taken for accelerators, with or without pinned memory of the host."""
 
-    def pretend(has_room: bool) -> None:
+    def pretend(is_pinned: bool) -> None:
         monkeypatch.setattr(copying, "_is_on_host", lambda array: False)
-        monkeypatch.setattr(copying, "_have_room", lambda arrays: has_room)
+        monkeypatch.setattr(copying, "_has_pinned_memory", lambda array: is_pinned)
 
     return pretend
 
 
-def test_with_room_they_are_copied_on_the_device(accelerators) -> None:
+def test_they_go_to_pinned_memory(accelerators) -> None:
     accelerators(True)
     array, key, own = jnp.arange(3.0), jax.random.key(1), np.ones(2)
     taken = copying.out_of_reach({"array": array, "key": key, "own": own})
-    assert isinstance(taken["array"], jax.Array)
+    assert taken["array"].sharding.memory_kind == "pinned_host"
     assert taken["array"].unsafe_buffer_pointer() != array.unsafe_buffer_pointer()
-    assert taken["array"].sharding == array.sharding
+    np.testing.assert_array_equal(taken["array"], array)
     assert jax.random.key_data(taken["key"]).tolist() == [0, 1]
     assert taken["own"] is own
 
 
-def test_without_room_they_are_on_the_host(accelerators) -> None:
+def test_arrays_in_parts_stay_in_parts(accelerators, two_cpus) -> None:
+    accelerators(True)
+    array = jax.device_put(jnp.arange(4.0), two_cpus.replica_mesh.sharded((4,)))
+    taken = copying.out_of_reach({"array": array})["array"]
+    assert taken.sharding.spec == array.sharding.spec
+    np.testing.assert_array_equal(taken, np.arange(4.0))
+
+
+def test_without_pinned_memory_they_are_on_the_host(accelerators) -> None:
     accelerators(False)
     taken = copying.out_of_reach({"array": jnp.arange(3.0), "key": jax.random.key(1)})
     assert type(taken["array"]) is np.ndarray
     assert jax.random.key_data(taken["key"]).tolist() == [0, 1]
+
+
+def test_a_cpu_has_no_need_of_it() -> None:
+    array = jnp.arange(3.0)
+    taken = copying.out_of_reach({"array": array})["array"]
+    assert type(taken) is np.ndarray and taken.flags.owndata
 
 
 def test_save_returns_before_anything_is_on_the_host(

@@ -171,9 +171,6 @@ def _write_files(
 def _write_arrays(hidden: Path, arrays: Mapping[str, Any]) -> dict[str, Any]:
     """Writes the arrays that the first worker has as a whole; what the manifest says of them."""
     entries, large, packed = {}, {}, bytearray()
-    for value in arrays.values():
-        if isinstance(value, jax.Array):  # a copy on its device
-            value.copy_to_host_async()
     for name, value in arrays.items():
         if isinstance(value, Pieces):
             continue
