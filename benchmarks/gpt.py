@@ -45,22 +45,26 @@ class Gpt:
     words: int = 50304
     length: int = 1024
 
-    def make_parameters(self) -> dict[str, np.ndarray]:
+    def make_parameters(self) -> dict[str, Any]:
         rng = np.random.default_rng(0)
-        n, d = self.layers, self.width
-        shapes = {
-            "words": (self.words, d),
-            "places": (self.length, d),
-            "mix": (n, d, 3 * d),
-            "out": (n, d, d),
-            "up": (n, d, 4 * d),
-            "down": (n, 4 * d, d),
-        }
-        random = {
-            k: (0.02 * rng.standard_normal(s, "f")).astype("f")
-            for k, s in shapes.items()
-        }
-        return random | {"norms": np.ones((n, 2, d), "f"), "last": np.ones(d, "f")}
+        d = self.width
+
+        def random(*shape: int) -> np.ndarray:
+            return (0.02 * rng.standard_normal(shape, "f")).astype("f")
+
+        blocks = [
+            {
+                "mix": random(d, 3 * d),
+                "out": random(d, d),
+                "up": random(d, 4 * d),
+                "down": random(4 * d, d),
+                "norms": np.ones((2, d), "f"),
+            }
+            for _ in range(self.layers)
+        ]
+        words, places = random(self.words, d), random(self.length, d)
+        last = np.ones(d, "f")
+        return {"words": words, "places": places, "blocks": blocks, "last": last}
 
     def loss(self, params: Any, tokens: jax.Array) -> jax.Array:
         """The mean cross-entropy of the next token."""
@@ -74,8 +78,8 @@ class Gpt:
 
         x = small["words"][tokens[:, :-1]] + small["places"]
         rows = len(x)
-        for i in range(self.layers):
-            mixed = norm(x, small["norms"][i, 0]) @ small["mix"][i]
+        for block in small["blocks"]:
+            mixed = norm(x, block["norms"][0]) @ block["mix"]
             q, k, v = (
                 h.reshape(rows, self.length, self.heads, -1)
                 for h in jnp.split(mixed, 3, axis=-1)
@@ -83,9 +87,9 @@ class Gpt:
             attended = jax.nn.dot_product_attention(
                 q, k, v, is_causal=True, implementation="cudnn" if on_gpu else None
             )
-            x = x + attended.reshape(x.shape) @ small["out"][i]
-            hidden = jax.nn.gelu(norm(x, small["norms"][i, 1]) @ small["up"][i])
-            x = x + hidden @ small["down"][i]
+            x = x + attended.reshape(x.shape) @ block["out"]
+            hidden = jax.nn.gelu(norm(x, block["norms"][1]) @ block["up"])
+            x = x + hidden @ block["down"]
         logits = norm(x, small["last"]) @ small["words"].T
         return optax.softmax_cross_entropy_with_integer_labels(
             logits.astype(jnp.float32), tokens[:, 1:]
@@ -123,14 +127,15 @@ def with_variables(
 ) -> Step:
     strategy = mx.MirroredStrategy(devices)
     with strategy.scope():
-        made = {k: mx.Variable(p, name=k) for k, p in gpt.make_parameters().items()}
+        arrays, tree = jax.tree.flatten(gpt.make_parameters())
+        variables = [mx.Variable(array) for array in arrays]
         optimizer = mx.train.Optimizer(make_transformation(), shard_state=shard_state)
-    variables = list(made.values())
 
     @mx.function
     def step(tokens: jax.Array) -> jax.Array:
         def loss_fn() -> jax.Array:
-            return gpt.loss({k: v.read_value() for k, v in made.items()}, tokens)
+            read = [variable.read_value() for variable in variables]
+            return gpt.loss(tree.unflatten(read), tokens)
 
         loss, gradients = mx.value_and_grad(loss_fn, variables)()
         optimizer.apply_gradients(zip(gradients, variables))
@@ -176,7 +181,7 @@ def main() -> None:
         for batch in (given.batches if given.torch else ())
     }
     devices = find_devices(1)
-    weights = sum(p.size for p in gpt.make_parameters().values())
+    weights = sum(p.size for p in jax.tree.leaves(gpt.make_parameters()))
     for batch in given.batches:
         shape = batch, gpt.length + 1
         tokens = np.random.default_rng(1).integers(gpt.words, size=shape, dtype="i4")

@@ -22,6 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from ahead import lower
 from common import Ratio, Report, Step, cpu_devices, interleaved, parser
 from models import MODELS
 from steps import check_same_losses
@@ -31,9 +32,6 @@ from workers import check_same_losses as check_same_losses_of_workers
 from workers import measure as measure_workers
 
 import mirrax as mx
-from mirrax._src.base.mesh import Layout
-from mirrax._src.engines.arguments import Signature
-from mirrax._src.engines.trace import trace_replica
 
 REPLICAS, LAYERS, WIDTH, HEADS, WORDS, LENGTH = 8, 32, 3200, 32, 50304, 512
 GIB = 2**30
@@ -147,7 +145,6 @@ def loss_of(params: Any, tokens: jax.Array, is_checkpointed: bool) -> jax.Array:
 def compile_step(shard_state: bool, is_checkpointed: bool) -> Any:
     """The compiled step of one strategy of 8 replicas, in functional style."""
     strategy = mx.MirroredStrategy([f"CPU:{i}" for i in range(REPLICAS)])
-    mesh = strategy.replica_mesh
     optimizer = mx.train.Optimizer(optax.adamw(3e-4), shard_state=shard_state)
 
     def step(params: Any, state: Any, tokens: jax.Array) -> Any:
@@ -158,34 +155,7 @@ def compile_step(shard_state: bool, is_checkpointed: bool) -> Any:
     params = shape_of_params()
     state = jax.eval_shape(optimizer.begin, params)
     tokens = jax.ShapeDtypeStruct((REPLICAS, LENGTH + 1), jnp.int32)
-
-    def kind(leaf: Any, is_state: bool) -> Layout:
-        in_parts = (
-            is_state and shard_state and mesh.sharded_axis(leaf.shape) is not None
-        )
-        return Layout.SHARDED if in_parts else Layout.PLAIN
-
-    leaves, tree = jax.tree.flatten(((params, state, tokens), {}))
-    kinds = [kind(x, False) for x in jax.tree.leaves(params)]
-    kinds += [kind(x, True) for x in jax.tree.leaves(state)]
-    kinds.append(Layout.SPLIT)
-    parts = [
-        jax.ShapeDtypeStruct(mesh.part_shape(k, x.shape), x.dtype)
-        for x, k in zip(leaves, kinds)
-    ]
-    traced = trace_replica(strategy, step, Signature(tree, tuple(kinds)), parts)
-    places = {Layout.PLAIN: mesh.mirrored, Layout.SPLIT: mesh.split}
-    arguments = [
-        jax.ShapeDtypeStruct(
-            x.shape, x.dtype, sharding=places.get(k) or mesh.sharded(x.shape)
-        )
-        for x, k in zip(leaves, kinds)
-    ]
-    apply = jax.jit(
-        lambda *arrays: traced.apply([], arrays, traced.closed.consts)[0],
-        donate_argnums=tuple(range(len(arguments) - 1)),
-    )
-    return apply.lower(*arguments).compile()
+    return lower(strategy, step, params, state, tokens, shard_state).compile()
 
 
 def compare_sizes(report: Report) -> None:

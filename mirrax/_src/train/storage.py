@@ -170,7 +170,7 @@ def _write_files(
 
 def _write_arrays(hidden: Path, arrays: Mapping[str, Any]) -> dict[str, Any]:
     """Writes the arrays that the first worker has as a whole; what the manifest says of them."""
-    entries, large, packed = {}, {}, bytearray()
+    entries, found, large, packed = {}, {}, {}, bytearray()
     for name, value in arrays.items():
         if isinstance(value, Pieces):
             continue
@@ -183,11 +183,7 @@ def _write_arrays(hidden: Path, arrays: Mapping[str, Any]) -> dict[str, Any]:
             }
             value = jax.random.key_data(value)
         array = _in_native_order(np.asarray(value))
-        entry |= {
-            "shape": array.shape,
-            "dtype": array.dtype.name,
-            "crc": array_files.crc_of(array),
-        }
+        entry |= {"shape": array.shape, "dtype": array.dtype.name}
         if array.nbytes < _SMALL_BYTES:
             packed += bytes(-len(packed) % _ALIGNMENT)
             entry["at"] = len(packed)
@@ -196,11 +192,14 @@ def _write_arrays(hidden: Path, arrays: Mapping[str, Any]) -> dict[str, Any]:
             # Not the name: not all names can be those of files.
             entry["file"] = str(len(large))
             large[entry["file"]] = array
-        entries[name] = entry
+        entries[name], found[name] = entry, array
     if packed:
         large[_PACKED] = np.frombuffer(packed, np.uint8)
-    if large:
-        array_files.save_arrays(hidden / _ARRAYS, large)
+    finish = array_files.start_saving(hidden / _ARRAYS, large) if large else None
+    for name, array in found.items():  # while TensorStore writes
+        entries[name]["crc"] = array_files.crc_of(array)
+    if finish is not None:
+        finish()
     return entries
 
 
