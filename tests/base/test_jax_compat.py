@@ -156,6 +156,15 @@ def test_numpy_data_is_put_on_a_device_uncommitted(value):
     assert (array + jnp.ones(())).shape == value.shape  # it mixes with other devices'
 
 
+def test_parts_become_one_array_on_several_devices(two_cpus) -> None:
+    mesh = two_cpus.replica_mesh
+    parts = np.arange(6, dtype="i4").reshape(2, 3)
+    array = jax_compat.put_parts(parts, (6,), mesh.split, mesh.devices)
+    assert array.sharding == mesh.split and array.committed
+    assert np.array_equal(array, np.arange(6))
+    assert [s.device for s in array.addressable_shards] == list(mesh.devices)
+
+
 def test_jax_knows_ways_to_find_a_cluster() -> None:
     assert "slurm" in jax_compat.cluster_detection_methods()
     given = ("127.0.0.1:1", 2, 1, [0])

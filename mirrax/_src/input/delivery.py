@@ -8,10 +8,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from mirrax._src.base.jax_compat import put_uncommitted
+from mirrax._src.base.jax_compat import put_parts, put_uncommitted
 from mirrax._src.base.mesh import Layout, ReplicaMesh
 from mirrax._src.base.values import PerReplica
-from mirrax._src.input.blocks import Block, value_of
+from mirrax._src.input.blocks import Block, Singles, join, value_of
 from mirrax._src.input.splitting import Step
 from mirrax._src.input.structure import (
     PyTree,
@@ -38,9 +38,15 @@ class Delivery:
         shapes: Any = None
         if isinstance(step, SharedStep):
             step, shapes = step.parts, zip(*step.shapes)
+        deliver = self._put if self._fetch else self._regrouped
+        if (whole := _looked_up_at_once(step)) is not None:
+            self._check_structure(whole)
+            count = len(step)
+            return map_leaves(
+                lambda leaf: deliver(_cut(leaf, count), shapes and next(shapes)), whole
+            )
         values = [_own(part) for part in step]
         self._check_structure(values[0])
-        deliver = self._put if self._fetch else self._regrouped
         try:
             return map_leaves(
                 lambda *parts: deliver(parts, shapes and next(shapes)), *values
@@ -84,14 +90,8 @@ class Delivery:
         dtype = jax.dtypes.canonicalize_dtype(first.dtype)
         if dtype != first.dtype:
             parts = tuple(part.astype(dtype) for part in parts)
-        rows = len(first)
-        first_id = mesh.local_ids[0]
-        array = jax.make_array_from_callback(
-            (rows * mesh.size, *first.shape[1:]),
-            mesh.split,
-            # The replicas of a worker follow each other.
-            lambda index: parts[_start(index) // rows - first_id] if rows else parts[0],
-        )
+        shape = (len(first) * mesh.size, *first.shape[1:])
+        array = put_parts(parts, shape, mesh.split, mesh.local_devices)
         return PerReplica.of(array, mesh, Layout.SPLIT)
 
     def _regrouped(self, parts: Sequence[Any], shapes: Any) -> Any:
@@ -99,6 +99,30 @@ class Delivery:
         if shapes is not None:
             return PerReplica(parts, tuple(map(_canonical, shapes)), self._mesh)
         return parts[0] if len(parts) == 1 else PerReplica(parts, mesh=self._mesh)
+
+
+def _looked_up_at_once(step: Step) -> PyTree | None:
+    """The rows of all parts in one lookup, if these are equally many of one table."""
+    first = step[0]
+    if not isinstance(first, Block) or isinstance(first.table, Singles):
+        return None
+    for part in step:
+        if not isinstance(part, Block) or part.table is not first.table:
+            return None
+        if len(part) != len(first) or not len(part):
+            return None
+    try:
+        return _own(join(step))
+    except (
+        ValueError,
+        StructureError,
+    ):  # rows of parts that differ, or one with an error
+        return None
+
+
+def _cut(leaf: Any, count: int) -> tuple[Any, ...]:
+    rows = len(leaf) // count
+    return tuple(leaf[i * rows : (i + 1) * rows] for i in range(count))
 
 
 def _own(part: Any) -> PyTree:
@@ -118,7 +142,3 @@ def _canonical(kind: Any) -> tuple[tuple[int, ...], str]:
 
 def _is_text(leaf: Any) -> bool:
     return isinstance(leaf, bytes) or leaf.dtype.hasobject
-
-
-def _start(index: Any) -> int:
-    return index[0].start or 0
