@@ -32,6 +32,16 @@ class IndexedSlices:
         self.indices = indices
         self.dense_shape = _as_shape(dense_shape)
 
+    @property
+    def dtype(self) -> Any:
+        """That of the rows."""
+        return self.values.dtype
+
+    @property
+    def shape(self) -> Any:
+        """The shape of the larger array; None where it is not known."""
+        return self.dense_shape
+
     def to_dense(self) -> jax.Array:
         """The larger array, with zeros where no row belongs."""
         if not isinstance(self.dense_shape, tuple):
