@@ -201,7 +201,7 @@ def test_a_last_save_that_fails_is_told(zygote, tmp_path):
         from mirrax._src.train import array_files
         def fail(*args):
             raise ValueError("full [os_error_code='28']")
-        array_files.start_saving = fail
+        array_files.saving = fail
         checkpoint.save(path)
         """,
     )

@@ -54,7 +54,7 @@ def broken_writer(monkeypatch, error):
         raise error
 
     with monkeypatch.context() as patch:
-        patch.setattr(array_files, "start_saving", fail)
+        patch.setattr(array_files, "saving", fail)
         yield
         mx.train.latest_checkpoint("/")  # waits, and keeps the error
 

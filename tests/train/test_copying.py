@@ -27,6 +27,17 @@ def accelerators(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
     return pretend
 
 
+def test_more_than_half_of_the_pinned_memory_is_not_taken(
+    accelerators, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    accelerators(True)
+    arrays = {"first": jnp.arange(3.0), "second": jnp.arange(2.0)}
+    for gigabytes, is_pinned in ((40e-9, True), (39e-9, False)):
+        monkeypatch.setenv("XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB", str(gigabytes))
+        for array in copying.out_of_reach(arrays).values():
+            assert isinstance(array, jax.Array if is_pinned else np.ndarray)
+
+
 def test_they_go_to_pinned_memory(accelerators) -> None:
     accelerators(True)
     array, key, own = jnp.arange(3.0), jax.random.key(1), np.ones(2)

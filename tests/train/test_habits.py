@@ -195,7 +195,7 @@ def test_an_error_of_one_checkpoint_is_not_anothers(tmp_path, monkeypatch) -> No
         def fail(*args: Any) -> None:
             raise OSError(28, "No space left on device")
 
-        patch.setattr(array_files, "start_saving", fail)
+        patch.setattr(array_files, "saving", fail)
         mine.save(tmp_path / "mine")
         mx.train.latest_checkpoint(tmp_path)  # waits
     path = other.save(tmp_path / "other")

@@ -414,7 +414,7 @@ def test_nothing_is_deleted_when_the_new_one_fails(tmp_path, monkeypatch):
         raise ValueError("x [os_error_code='28']")
 
     with monkeypatch.context() as patch:
-        patch.setattr(array_files, "start_saving", fail)
+        patch.setattr(array_files, "saving", fail)
         t.save()
         assert t.names == ["ckpt-1"]
     with pytest.raises(OSError, match="No space left"):

@@ -272,7 +272,7 @@ def test_a_last_save_that_fails_does_not_end_the_program_in_silence(
     def fail(*args):
         raise ValueError("x [os_error_code='28']")
 
-    monkeypatch.setattr("mirrax._src.train.array_files.start_saving", fail)
+    monkeypatch.setattr("mirrax._src.train.array_files.saving", fail)
     os.kill(os.getpid(), signal.SIGTERM)
     with pytest.raises(OSError, match="No space left on device"):
         t.handler.run(t.step)

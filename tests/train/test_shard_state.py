@@ -268,6 +268,27 @@ def test_parameters_are_updated_in_parts(dtype: str, uses: int) -> None:
     assert bool(whole) is (uses == 2)
 
 
+def test_narrow_updates_are_gathered_as_they_are() -> None:
+    strategy = mirrored(4)
+    momentum = optax.sgd(0.5, momentum=0.9, accumulator_dtype=jnp.float16)
+    optimizer = mx.train.Optimizer(momentum, shard_state=True)
+    with strategy.scope():
+        params = strategy.replicate(jnp.ones((16, 8)))
+        state = optimizer.init(params)
+
+    @mx.function
+    def step(params: Any, state: Any, gradient: Any) -> Any:
+        updates, state = optimizer.update(gradient, state, params)
+        return optax.apply_updates(params, updates), state
+
+    given = params, state, jnp.full((16, 8), 0.25, "float16")
+    new, _ = strategy.run(step, given)
+    np.testing.assert_array_equal(new, np.full((16, 8), 0.5, np.float32))
+    text = compiled_text(step, strategy, *given)
+    (gather,) = (line for line in text.splitlines() if " all-gather(" in line)
+    assert "f16[" in gather and "f32[" not in gather
+
+
 # Slots ------------------------------------------------------------------------------------
 
 

@@ -311,3 +311,16 @@ def test_links_to_checkpoints(tmp_path):
     assert latest_checkpoint(tmp_path / "link") == str(tmp_path / "link" / "c")
     write(tmp_path / "link" / "d", v=np.float32(2.0))
     assert value(tmp_path / "real" / "d") == 2.0
+
+
+def test_nothing_is_written_after_a_failure(tmp_path, monkeypatch):
+    """TensorStore writes while checksums are computed."""
+
+    def fail(array):
+        raise MemoryError("no memory for a checksum")
+
+    monkeypatch.setattr(storage.array_files, "crc_of", fail)
+    with pytest.raises(MemoryError, match="no memory"):
+        write(tmp_path / "ckpt", v=np.zeros(2**21))
+    time.sleep(0.5)
+    assert list(tmp_path.iterdir()) == []

@@ -99,10 +99,8 @@ fresh_traces = jax.make_user_context(None)
 
 def put_uncommitted(value: Any, device: Device) -> jax.Array:
     """NumPy data on `device`, uncommitted, in less than half the time of `device_put`."""
-    array = np.asarray(value)
-    dtype = jax.dtypes.canonicalize_dtype(array.dtype)
-    array = array if array.dtype == dtype else array.astype(dtype)
-    aval = jax.core.ShapedArray(array.shape, dtype)
+    array = _as_jax_has_it(np.asarray(value))
+    aval = jax.core.ShapedArray(array.shape, array.dtype)
     sharding = jax.sharding.SingleDeviceSharding(device)
     return _pxla.batched_device_put(aval, sharding, [array], [device], committed=False)
 
@@ -110,12 +108,21 @@ def put_uncommitted(value: Any, device: Device) -> jax.Array:
 def put_parts(
     parts: Sequence[Any], shape: tuple[int, ...], sharding: Any, devices: Sequence[Any]
 ) -> jax.Array:
-    """One array of `shape`, of NumPy data for each of this worker's `devices`.
+    """One array of `shape`, of NumPy data for each of this worker's `devices`."""
+    arrays = [_as_jax_has_it(part) for part in parts]
+    aval = jax.core.ShapedArray(shape, arrays[0].dtype)
+    return _pxla.batched_device_put(aval, sharding, arrays, list(devices))
 
-    In a third of the time of `make_array_from_callback` for many devices.
-    """
-    aval = jax.core.ShapedArray(shape, parts[0].dtype)
-    return _pxla.batched_device_put(aval, sharding, list(parts), list(devices))
+
+def _as_jax_has_it(array: np.ndarray) -> np.ndarray:
+    """In a dtype of JAX's and this machine's byte order, which `batched_device_put` takes for granted."""
+    own = array.dtype
+    if own.kind in "mMOSU":
+        raise TypeError(f"Dtype {own} is not a valid JAX array type.")
+    dtype = jax.dtypes.canonicalize_dtype(own)
+    if not dtype.isnative:
+        dtype = dtype.newbyteorder("=")
+    return array if dtype == own else array.astype(dtype)
 
 
 def uncommitted(array: jax.Array) -> jax.Array:

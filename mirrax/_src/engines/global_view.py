@@ -208,50 +208,59 @@ class StagedProgram:
             return [_constrained(x, mesh) for x in outs]
 
         count = _num_wanted(eqn) or 0
-        for i, (var, array) in enumerate(
-            zip(eqn.outvars, compute(eqn.params["jaxpr"], eqn.invars))
-        ):
-            is_kept = i >= count and mesh.sharded_axis(array.shape) is not None
+        outs = compute(eqn.params["jaxpr"], eqn.invars)
+        for i, (var, array) in enumerate(zip(eqn.outvars, outs)):
+            is_kept = i >= count and self._is_divided(var)
             env[var] = _Value(array, Layout.SHARDED if is_kept else Layout.MIRRORED)
-        followers, moved = self._followers(eqn.outvars[:count], rest, env)
-        made = {v for e in followers for v in e.outvars}
+        wanted = list(filter(_is_used, eqn.outvars[:count]))
+        program, moved = self._followers(wanted, rest, env)
         taken = {v for e in moved for v in variables_of(e.invars)}
-        reads = {v: None for e in followers for v in variables_of(e.invars)}
-        reads = [v for v in reads if v not in made]
-        results = [v for e in moved for v in e.outvars if v not in taken]
-        program = sub_program(self._jaxpr, followers, reads, results)
-        whole = [v for v in eqn.outvars[:count] if _is_used(v) and v not in taken]
-        arrays = [*(env[v].array for v in whole), *compute(program, reads)]
-        for var, array in zip(whole + results, self._joined(arrays)):
+        whole = [v for v in wanted if v not in taken]
+        arrays = [env[v].array for v in whole]
+        arrays += compute(program, program.invars) if moved else []
+        for var, array in zip(whole + program.outvars, self._joined(arrays)):
             env[var] = _Value(array, Layout.MIRRORED)
         gone = set(map(id, moved))
         return [e for e in rest if id(e) not in gone]
 
     def _followers(
         self, wanted: Sequence[Any], rest: list[Any], env: dict[Any, Any]
-    ) -> tuple[list[Any], list[Any]]:
+    ) -> tuple[Jaxpr, list[Any]]:
         """What can be done to parts of the `wanted` arrays instead of to the whole.
 
-        Two lists of equations: those to compute for that, and those of them that replicas need
-        not compute any more. Nobody else uses what they change, so that as many arrays are
-        gathered as before.
+        A program that gives what is to be gathered in place of arrays that only it uses, and
+        those of its equations that replicas need not compute any more.
         """
         uses = Counter(v for eqn in rest for v in variables_of(eqn.invars))
         uses.update(variables_of(self._jaxpr.outvars))
         parts = {v for v in wanted if self._is_divided(v) and uses[v] == 1}
         ready = {v for v, x in env.items() if not x.layout.is_split} - set(wanted)
-        followers, moved = [], []
+        possible, moved = [], []
         for eqn in rest:
             reads = set(variables_of(eqn.invars))
             if eqn.primitive.name not in _ELEMENTWISE or not reads <= parts | ready:
                 continue
-            followers.append(eqn)
-            if not reads & parts:  # for a follower: a parameter in another dtype, say
+            possible.append(eqn)
+            if (
+                not reads & parts
+            ):  # perhaps for one that follows: a parameter's conversion
                 ready.update(eqn.outvars)
                 continue
             moved.append(eqn)
             parts.update(v for v in eqn.outvars if uses[v] == 1)
-        return (followers, moved) if moved else ([], [])
+        taken = {v for e in moved for v in variables_of(e.invars)}
+        results = [v for e in moved for v in e.outvars if v not in taken]
+        replaced = [v for v in wanted if v in taken]
+        if sum(map(_num_bytes, results)) > sum(map(_num_bytes, replaced)):
+            results = moved = []  # wider ones: more would be gathered
+        needed, eqns = dict.fromkeys(results), []  # in an order that all workers have
+        for eqn in reversed(possible):
+            if any(v in needed for v in eqn.outvars):
+                needed |= dict.fromkeys(variables_of(eqn.invars))
+                eqns.append(eqn)
+        made = {v for eqn in eqns for v in eqn.outvars}
+        reads = [v for v in needed if v not in made]
+        return sub_program(self._jaxpr, eqns[::-1], reads, results), moved
 
     def _is_divided(self, var: Any) -> bool:
         return self._mesh.sharded_axis(var.aval.shape) is not None
@@ -275,6 +284,10 @@ class StagedProgram:
             for i, array in zip(axes, joined):
                 results[i] = array
         return results
+
+
+def _num_bytes(var: Any) -> int:
+    return var.aval.size * var.aval.dtype.itemsize
 
 
 def _is_used(var: Any) -> bool:

@@ -247,7 +247,7 @@ def join(blocks: Sequence[Block]) -> Block:
         return blocks[0]
     table = blocks[0].table
     if all(block.table is table for block in blocks):
-        return Block(table, _join_indices([block.index for block in blocks]))
+        return Block(table, np.concatenate([np.asarray(b.index) for b in blocks]))
     if all(isinstance(block.table, Singles) for block in blocks):
         rows = [block.row(i) for block in blocks for i in range(len(block))]
         return Block(Singles(rows), range(len(rows)))
@@ -259,24 +259,6 @@ def join(blocks: Sequence[Block]) -> Block:
             [b.row(i).value() for b in blocks for i in range(len(b))]
         )
     return Block.of(stacked, sum(map(len, blocks)))
-
-
-def _join_indices(parts: Sequence[Index]) -> Index:
-    """One index after the other; ranges that follow each other stay one."""
-    first, last = parts[0], parts[-1]
-    if isinstance(first, range) and isinstance(last, range):
-        whole = range(first.start, last.stop, first.step)
-        end = first.start
-        for part in parts:
-            if not isinstance(part, range) or (part.start, part.step) != (
-                end,
-                first.step,
-            ):
-                break
-            end = part.start + len(part) * part.step
-        else:
-            return whole
-    return np.concatenate([np.asarray(part) for part in parts])
 
 
 def _concatenate(first: np.ndarray, *others: np.ndarray) -> np.ndarray:

@@ -11,7 +11,7 @@ import numpy as np
 from mirrax._src.base.jax_compat import put_parts, put_uncommitted
 from mirrax._src.base.mesh import Layout, ReplicaMesh
 from mirrax._src.base.values import PerReplica
-from mirrax._src.input.blocks import Block, Singles, join, value_of
+from mirrax._src.input.blocks import Block, Index, Singles, value_of
 from mirrax._src.input.splitting import Step
 from mirrax._src.input.structure import (
     PyTree,
@@ -87,9 +87,6 @@ class Delivery:
                 for p, device in zip(parts, mesh.local_devices)
             ]
             return self._regrouped(put, shapes)
-        dtype = jax.dtypes.canonicalize_dtype(first.dtype)
-        if dtype != first.dtype:
-            parts = tuple(part.astype(dtype) for part in parts)
         shape = (len(first) * mesh.size, *first.shape[1:])
         array = put_parts(parts, shape, mesh.split, mesh.local_devices)
         return PerReplica.of(array, mesh, Layout.SPLIT)
@@ -112,12 +109,21 @@ def _looked_up_at_once(step: Step) -> PyTree | None:
         if len(part) != len(first) or not len(part):
             return None
     try:
-        return _own(join(step))
-    except (
-        ValueError,
-        StructureError,
-    ):  # rows of parts that differ, or one with an error
+        return _own(Block(first.table, _joined([part.index for part in step])))
+    except (ValueError, StructureError):
+        # Rows of two parts that differ, or one with an error: part by part.
         return None
+
+
+def _joined(parts: list[Index]) -> Index:
+    """One index after the other; ranges that follow each other are one again."""
+    first, last = parts[0], parts[-1]
+    if isinstance(first, range) and isinstance(last, range):
+        whole = range(first.start, last.stop, first.step)
+        size = len(first)
+        if all(whole[i * size : (i + 1) * size] == p for i, p in enumerate(parts)):
+            return whole
+    return np.concatenate([np.asarray(part) for part in parts])
 
 
 def _cut(leaf: Any, count: int) -> tuple[Any, ...]:

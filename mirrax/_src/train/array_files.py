@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +33,9 @@ def _crc_of_pieces(pieces: Iterable[Any], crc: int = 0) -> int:
 
     for piece in pieces:
         crc = google_crc32c.extend(crc, piece)
-        # The library holds the interpreter's lock, for which a step that goes on meanwhile would
-        # wait 5 ms at each turn: 240 ms beside a save of 1.2 GB.
         if len(piece) == _PIECE_BYTES:
+            # Releases the interpreter's lock, which the library holds: a training step that
+            # asks for it would get it after 5 ms, many times, 240 ms beside a save of 1.2 GB.
             time.sleep(1e-5)
     return crc
 
@@ -45,12 +46,16 @@ def crc(data: Any) -> int:
     return google_crc32c.value(data)
 
 
-def start_saving(path: Path, arrays: Mapping[str, np.ndarray]) -> Callable[[], None]:
-    """Begins to write arrays, which nobody may change; what it returns waits for the end.
+@contextlib.contextmanager
+def saving(path: Path, arrays: Mapping[str, np.ndarray]) -> Iterator[None]:
+    """Writes arrays, which nobody may change, during a `with` block and until its end.
 
     In one transaction, so that there are two files whatever the number of arrays. The caller
     syncs them.
     """
+    if not arrays:
+        yield
+        return
     import tensorstore as ts
 
     # Else each file is synced when it is written, one after the other.
@@ -78,13 +83,14 @@ def start_saving(path: Path, arrays: Mapping[str, np.ndarray]) -> Callable[[], N
     for each in writing:
         each.copy.result()
     committing = transaction.commit_async()
-
-    def finish() -> None:
-        committing.result()
-        for each in writing:
-            each.result()
-
-    return finish
+    try:
+        yield
+    except BaseException:
+        committing.exception()  # nothing may be written after the block
+        raise
+    committing.result()
+    for each in writing:
+        each.result()
 
 
 def _array_spec(path: Path, name: str) -> dict[str, Any]:
@@ -95,7 +101,7 @@ def _array_spec(path: Path, name: str) -> dict[str, Any]:
 
 
 def load_arrays(path: Path, names: Sequence[str]) -> list[np.ndarray]:
-    """Arrays by the names that `start_saving` was given."""
+    """Arrays by the names that `saving` was given."""
     import tensorstore as ts
 
     # A context of its own: another one may remember files that are gone.

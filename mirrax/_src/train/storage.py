@@ -170,7 +170,7 @@ def _write_files(
 
 def _write_arrays(hidden: Path, arrays: Mapping[str, Any]) -> dict[str, Any]:
     """Writes the arrays that the first worker has as a whole; what the manifest says of them."""
-    entries, found, large, packed = {}, {}, {}, bytearray()
+    entries, found, large, packed = {}, [], {}, bytearray()
     for name, value in arrays.items():
         if isinstance(value, Pieces):
             continue
@@ -192,14 +192,13 @@ def _write_arrays(hidden: Path, arrays: Mapping[str, Any]) -> dict[str, Any]:
             # Not the name: not all names can be those of files.
             entry["file"] = str(len(large))
             large[entry["file"]] = array
-        entries[name], found[name] = entry, array
+        entries[name] = entry
+        found.append((entry, array))
     if packed:
         large[_PACKED] = np.frombuffer(packed, np.uint8)
-    finish = array_files.start_saving(hidden / _ARRAYS, large) if large else None
-    for name, array in found.items():  # while TensorStore writes
-        entries[name]["crc"] = array_files.crc_of(array)
-    if finish is not None:
-        finish()
+    with array_files.saving(hidden / _ARRAYS, large):
+        for entry, array in found:
+            entry["crc"] = array_files.crc_of(array)
     return entries
 
 

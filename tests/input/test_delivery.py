@@ -1,0 +1,56 @@
+"""Batches on the devices of their replicas, however their rows are looked up."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from helpers.engines import mirrored
+
+import mirrax as mx
+
+
+def delivered(dataset: mx.data.Dataset, replicas: int = 2) -> list[list[list[float]]]:
+    strategy = mirrored(replicas)
+    return [
+        [np.asarray(p).tolist() for p in strategy.experimental_local_results(batch)]
+        for batch in strategy.experimental_distribute_dataset(dataset)
+    ]
+
+
+def test_rows_in_any_order() -> None:
+    rows = mx.data.Dataset.from_tensor_slices(np.arange(12, dtype="f"))
+    assert delivered(rows.skip(2).batch(4)) == [
+        [[2, 3], [4, 5]],
+        [[6, 7], [8, 9]],
+        [[10], [11]],
+    ]
+    every_third = rows.shard(3, 1).batch(4)
+    assert delivered(every_third) == [[[1, 4], [7, 10]]]
+    shuffled = rows.shuffle(12, seed=1)
+    whole = [float(x) for x in shuffled.as_numpy_iterator()]
+    (step,) = delivered(shuffled.batch(12), 4)
+    assert sum(step, []) == whole
+
+
+@pytest.mark.parametrize("dtype", [">f4", ">i8", ">f8", "<f8", "bool"])
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("rows", [4, 3])
+def test_dtypes_that_jax_does_not_have(dtype: str, replicas: int, rows: int) -> None:
+    values = np.arange(rows).astype(dtype)
+    (step,) = delivered(mx.data.Dataset.from_tensor_slices(values).batch(4), replicas)
+    assert sum(step, []) == values.tolist()
+
+
+def test_dates_are_refused() -> None:
+    days = np.arange(4).astype("datetime64[D]")
+    with pytest.raises(TypeError, match="datetime64.* not a valid JAX array type"):
+        delivered(mx.data.Dataset.from_tensor_slices(days).batch(4))
+
+
+def test_the_source_may_change_afterwards() -> None:
+    source = np.arange(4096, dtype="f")
+    dataset = mx.data.Dataset.from_tensors(source)
+    strategy = mirrored(2)
+    (batch,) = strategy.experimental_distribute_dataset(dataset)
+    source += 1
+    np.testing.assert_array_equal(batch.values[1], np.arange(2048, 4096))
