@@ -142,6 +142,34 @@ class Zygote:
         self._running = Child(self, int(pid), log)
         return self._running
 
+    def run_program(
+        self, path: Path, *arguments: object, warn: str = ""
+    ) -> tuple[str, str]:
+        """What a program has printed when it has ended well, and its errors apart.
+
+        Args:
+            path: Its file; it runs there, as `python file.py` would.
+            arguments: Those of its command line.
+            warn: A kind of warning that it may give; all others are errors.
+        """
+        errors = Path(self._folder.name) / "errors.log"
+        child = self.start(f"""
+import os, runpy, sys, warnings
+os.dup2(os.open({str(errors)!r}, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)
+os.chdir({str(path.parent)!r})
+sys.path[0] = {str(path.parent)!r}
+sys.argv[:] = {[str(path), *map(str, arguments)]}
+warnings.resetwarnings()
+warnings.simplefilter("error")
+warnings.filterwarnings("ignore", "Error (reading|writing) persistent compilation cache")
+if {warn!r}:
+    warnings.simplefilter("always", {warn or None})
+runpy.run_path(sys.argv[0], run_name="__main__")
+""")
+        code = child.wait()
+        assert code == 0, child.output + errors.read_text()
+        return child.output, errors.read_text()
+
     def __enter__(self) -> Zygote:
         return self
 
