@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import pytest
 
 import mirrax as mx
 from mirrax._src.testing import pool as pool_module
+from mirrax.errors import UnavailableError
 from mirrax.testing import WorkerError, WorkerPool, run_workers
 
 from .helper import own_number
@@ -33,6 +34,25 @@ class BadError(Exception):
 
     def __init__(self, first: int, second: int) -> None:
         super().__init__("bad")
+
+
+@pytest.fixture(scope="module")
+def worker_pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pools]:
+    """A pool of this file's own. Its workers and those of `run_workers` start without JAX.
+
+    They are started anew after each failure, and JAX takes each of them a second and more.
+    """
+    package = tmp_path_factory.mktemp("light") / "mirrax"
+    package.mkdir()
+    (package / "__init__.py").write_text(f"__path__ = {list(mx.__path__)}\n")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "path", [str(package.parent), *sys.path])
+        with WorkerPool() as pool:
+            yield lambda: pool
+
+
+# It holds for `run_workers` as well.
+pytestmark = pytest.mark.usefixtures("worker_pool")
 
 
 def test_an_exception_names_the_worker_and_carries_its_traceback(
@@ -64,7 +84,7 @@ def test_an_exception_names_the_worker_and_carries_its_traceback(
 def test_consequences_are_left_short(worker_pool: Pools, tmp_path: Path) -> None:
     def fail() -> None:
         if own_number() == 0:
-            raise mx.errors.UnavailableError("worker 1 is gone", workers=(1,))
+            raise UnavailableError("worker 1 is gone", workers=(1,))
         time.sleep(0.5)
         raise KeyError("the cause")
 
