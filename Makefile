@@ -4,7 +4,7 @@
 # make test-interop   the tests with TensorFlow, PyTorch, Grain, Keras, Hugging Face
 # make test-newest    a part of the tests with the newest JAX, if there is a Python for it
 # make quick     the tests to run all day
-# make thorough  random tests with three times as many examples, and all combinations
+# make thorough  random tests with three times as many examples, and all combinations and scenarios
 # make bench     speed, side by side with hand-written JAX
 # make bench-peers    whole training loops beside TensorFlow, PyTorch, Keras and Grain: benchmarks/PEERS.md
 #                     (QUICK=1: in 4 minutes; RESUME=1: goes on where the last run was stopped)
@@ -82,7 +82,7 @@ quick: install
 	$(PYTEST) -n $(WORKERS) -m 'not slow' --ignore tests/interop
 
 thorough: install
-	MIRRAX_THOROUGH=1 $(PYTEST) -n $(WORKERS) tests/property tests/cluster tests/train tests/workers
+	MIRRAX_THOROUGH=1 $(PYTEST) -n $(WORKERS) tests/property tests/cluster tests/conformance tests/train tests/workers
 
 # Without mirrax itself: what its docstrings say is read from the files.
 $(DOCS)/.installed: pyproject.toml
