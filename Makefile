@@ -4,7 +4,7 @@
 # make test-interop   the tests with TensorFlow, PyTorch, Grain, Keras, Hugging Face
 # make test-newest    a part of the tests with the newest JAX, if there is a Python for it
 # make quick     the tests to run all day
-# make thorough  random tests with three times as many examples, and all combinations
+# make thorough  random tests with three times as many examples, and all combinations and scenarios
 # make bench     speed, side by side with hand-written JAX
 # make bench-peers    whole training loops beside TensorFlow, PyTorch, Keras and Grain: benchmarks/PEERS.md
 #                     (QUICK=1: in 4 minutes; RESUME=1: goes on where the last run was stopped)
@@ -49,11 +49,12 @@ lint: install
 types: install
 	$(BIN)/pyright
 
-# First all environments, lint and types, side by side; then the tests, one part after the other.
+# First all environments, lint and types, side by side; then the tests. The two small parts go side
+# by side, so that neither leaves a core idle while its last file runs.
 test:
 	$(MAKE) -j 2 --output-sync lint types $(INTEROP)/.installed $(NEWEST_INSTALLED)
 	$(PYTEST) -n $(WORKERS) --ignore tests/interop
-	$(MAKE) test-interop test-newest
+	$(MAKE) -j 2 --output-sync test-interop test-newest
 
 # An environment of its own: the libraries are large, and nothing else may need them.
 $(INTEROP)/.installed: pyproject.toml | install
@@ -82,7 +83,7 @@ quick: install
 	$(PYTEST) -n $(WORKERS) -m 'not slow' --ignore tests/interop
 
 thorough: install
-	MIRRAX_THOROUGH=1 $(PYTEST) -n $(WORKERS) tests/property tests/cluster tests/train tests/workers
+	MIRRAX_THOROUGH=1 $(PYTEST) -n $(WORKERS) tests/property tests/cluster tests/conformance tests/train tests/workers
 
 # Without mirrax itself: what its docstrings say is read from the files.
 $(DOCS)/.installed: pyproject.toml

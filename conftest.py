@@ -16,8 +16,9 @@ import pytest
 import mirrax as mx
 from mirrax._src.engines.dispatch import eager_runs
 from mirrax._src.train.writer import wait_for_saves
-from tests.helpers.programs import share_programs
+from tests.helpers.programs import compile_quickly, share_programs
 
+compile_quickly()
 share_programs()
 mx.config.set_logical_device_configuration(cpu=8)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,8 @@ _SLOW = (
 )
 # What `make test-newest` runs: all quick tests of the layers that call JAX, and each other
 # quick test of what depends on JAX once, with its last parameters: mostly the compiled engine.
-# Tests with several workers are there once too, quick or not.
+# Tests with several workers are there once too, quick or not, if they use the pool that most use:
+# processes of their own cost seconds each.
 _NEWEST_WHOLE = ("base", "collectives", "engines")
 _NEWEST = (*_NEWEST_WHOLE, "behaviour", "strategies", "train", "workers")
 
@@ -31,6 +32,16 @@ def what_is_old_is_not_searched() -> None:
     """Garbage is looked for in what this file has made: JAX keeps millions of objects."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collecting makes a hundred thousand objects and no garbage: nothing is looked for."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
 
 
 def _folder(nodeid: str) -> str:
@@ -68,7 +79,8 @@ def _mark_newest(items: list[pytest.Item]) -> None:
     for item in items:
         folder = _folder(item.nodeid)
         is_slow = item.get_closest_marker("slow") is not None
-        if folder == "workers" or (folder in _NEWEST and not is_slow):
+        is_shared = "two_by_two" in getattr(item, "fixturenames", ())
+        if is_shared if folder == "workers" else folder in _NEWEST and not is_slow:
             is_whole = folder in _NEWEST_WHOLE
             last[item.nodeid if is_whole else item.nodeid.split("[")[0]] = item
     for item in last.values():

@@ -73,7 +73,7 @@ _WITHOUT_JAX = """
 import sys, types
 package = types.ModuleType("mirrax")
 package.__path__, package.__version__ = [sys.argv.pop(1)], "test"
-sys.modules["mirrax"] = package
+sys.modules["mirrax"], sys.modules["jax"] = package, None  # to import it is an error
 from mirrax._src.command_line.main import main
 main()
 """

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers.forking import Child, Zygote
 from helpers.waiting import SECONDS_TO_HANG
 
 import mirrax as mx
@@ -23,17 +24,15 @@ EPOCHS = max(12, 2 * KILLS)
 OPTIONS = ("--replicas", "3", "--epochs", str(EPOCHS), "--save-every", "3")
 
 
-def command(directory: Path, *options: str) -> list[str]:
-    return [
-        *(sys.executable, str(DEMO), "--directory", str(directory / "saved")),
-        *("--picture", str(directory / "demo.png"), *options),
-    ]
+def arguments(directory: Path, *options: str) -> tuple[str, ...]:
+    places = ("--directory", directory / "saved", "--picture", directory / "demo.png")
+    return *map(str, places), *options
 
 
 def run(directory: Path, *options: str) -> str:
     try:
         done = subprocess.run(
-            command(directory, *options),
+            [sys.executable, str(DEMO), *arguments(directory, *options)],
             capture_output=True,
             text=True,
             timeout=SECONDS_TO_HANG,
@@ -73,44 +72,37 @@ def test_it_learns_to_read_digits(whole: tuple[Path, str]) -> None:
 
 
 def test_killed_again_and_again_it_ends_with_the_same_weights(
-    whole: tuple[Path, str], tmp_path: Path
+    whole: tuple[Path, str], zygote: Zygote, tmp_path: Path
 ) -> None:
+    program = (DEMO, *arguments(tmp_path, *OPTIONS, "--resume"))
     rng = random.Random(0)
     in_saves = 0
     for kill in range(KILLS):
-        process = start(tmp_path, *OPTIONS, "--resume")
+        process = zygote.start_program(*program)
         before = newest_step(tmp_path)
         if kill % 3 == 2:  # at any moment, the start included
-            time.sleep(rng.uniform(0, 4))
+            time.sleep(rng.uniform(0, 1.5))
         else:
             wait_for(tmp_path, lambda b=before: newest_step(tmp_path) > b, process)
             time.sleep(rng.uniform(0, 0.3))
             if kill % 3:
                 wait_for(tmp_path, lambda: is_saving(tmp_path), process)
-        process.send_signal(signal.SIGKILL)
-        assert process.wait() in (-signal.SIGKILL, 0)
+        assert process.kill() in (-signal.SIGKILL, 0), process.errors
         in_saves += is_saving(tmp_path)
     assert in_saves > 0, "no kill was in the middle of a save"
-    said = run(tmp_path, *OPTIONS, "--resume")
+    said, _ = zygote.run_program(*program)
     assert f"going on from {tmp_path / 'saved' / 'ckpt-'}" in said
     assert_same(weights(tmp_path), weights(whole[0]))
 
 
-def start(directory: Path, *options: str) -> subprocess.Popen[bytes]:
-    with open(directory / "errors.txt", "wb") as errors:
-        return subprocess.Popen(
-            command(directory, *options), stdout=subprocess.DEVNULL, stderr=errors
-        )
-
-
-def wait_for(directory: Path, happens: Any, process: subprocess.Popen[bytes]) -> None:
+def wait_for(directory: Path, happens: Any, process: Child) -> None:
     end = time.monotonic() + SECONDS_TO_HANG
     while not happens():
         code = process.poll()
         if code == 0:
             return  # it has ended before
         if code is not None:
-            pytest.fail(f"the demo failed: {(directory / 'errors.txt').read_text()}")
+            pytest.fail(f"the demo failed with {code}: {process.errors}")
         assert time.monotonic() < end, f"the demo hung; {list(directory.rglob('*'))}"
         time.sleep(0.002)  # short enough to meet a save that is under way
 

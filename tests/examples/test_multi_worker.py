@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers.waiting import SECONDS_TO_HANG
+from sklearn.datasets import load_digits
 
 import mirrax as mx
 from mirrax._src.cluster.local_cluster import free_ports
@@ -25,9 +26,10 @@ BLOCKS = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 EPOCHS = 6
 
 # Runs the example as it is, and keeps what this worker has then. With `KILLS` the first worker
-# kills itself in the first attempt, the second one in the second, after a new checkpoint.
+# kills itself in the first attempt, the second one in the second, after a new checkpoint. The
+# images come from a file: importing scikit-learn takes each process longer than training.
 WRAPPER = """
-import json, os, runpy, signal, sys, threading, time
+import json, os, runpy, signal, sys, threading, time, types
 from pathlib import Path
 import numpy as np
 
@@ -43,6 +45,8 @@ worker = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
 attempt = int(os.environ["MIRRAX_ATTEMPT"])
 if worker == attempt < int(os.environ.get("KILLS", "0")):
     threading.Thread(target=kill_when_saved, args=(saved(),), daemon=True).start()
+images = types.SimpleNamespace(**np.load(os.environ["DIGITS"]))
+sys.modules["sklearn.datasets"] = types.SimpleNamespace(load_digits=lambda: images)
 del sys.argv[0]
 sys.path.insert(0, os.environ["EXAMPLE"])
 variables = runpy.run_path(sys.argv[0])["multi_worker_model"].trainable_variables
@@ -101,7 +105,10 @@ def run_example(
     wrapper = directory / "wrapper.py"
     wrapper.write_text(WRAPPER)
     options = ("--per-worker-batch-size", batch, "--directory", directory / "saved")
+    digits: Any = load_digits()
+    np.savez(directory / "digits.npz", images=digits.images, target=digits.target)
     how |= {"SAVED": directory / "saved", "EXAMPLE": MAIN.parent}
+    how |= {"DIGITS": directory / "digits.npz"}
     return mirrax_run(directory, wrapper, main, "--epochs", epochs, *options, **how)
 
 

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from helpers.forking import Zygote
 from helpers.waiting import SECONDS_TO_HANG
 
 import mirrax as mx
@@ -121,6 +122,10 @@ PROGRAMS = {
 }
 
 
+# What they print is read by other tests as well; the rest is forked.
+STARTED_ALONE = ("r2_0_multi_worker", "r2_0_numpy_evaluation")
+
+
 def make_strategy(name: str, replicas: int) -> Any:
     """A strategy of the generation that the example was written for."""
     devices = [f"CPU:{i}" for i in range(replicas)]
@@ -174,8 +179,12 @@ def test_losses_do_not_depend_on_the_number_of_replicas(
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_the_program_learns_when_a_user_starts_it(name: str) -> None:
-    printed, warned = start(f"{name}.py")
+def test_the_program_learns_when_a_user_starts_it(name: str, zygote: Zygote) -> None:
+    printed, warned = (
+        start(f"{name}.py")
+        if name in STARTED_ALONE
+        else zygote.run_program(OLDER / f"{name}.py", warn="DeprecationWarning")
+    )
     found = re.fullmatch(PROGRAMS[name].last_line, printed.splitlines()[-1])
     assert found is not None, printed
     assert PROGRAMS[name].is_good(float(found[1])), printed

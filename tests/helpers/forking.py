@@ -12,6 +12,7 @@ One process imports everything, without starting JAX's devices, and then forks f
 from __future__ import annotations
 
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -55,11 +56,18 @@ class Child:
 
     def __init__(self, zygote: Any, pid: int, log: Path) -> None:
         self._zygote, self.pid, self._log = zygote, pid, log
+        self._code: int | None = None
 
     @property
     def output(self) -> str:
         """What it has printed so far, errors included."""
         return self._log.read_text() if self._log.exists() else ""
+
+    @property
+    def errors(self) -> str:
+        """What a program has printed to its standard error, which it has to itself."""
+        path = self._zygote._errors
+        return path.read_text() if path.exists() else ""
 
     def send(self, number: int) -> None:
         """Sends it a signal, if it is still there."""
@@ -82,15 +90,19 @@ class Child:
                 raise AssertionError(f"never printed {text!r}:\n{self.output[-3000:]}")
             time.sleep(0.005)
 
+    def poll(self, timeout: float = 0) -> int | None:
+        """Its exit code, or None if it runs after `timeout` seconds."""
+        if self._code is None and (line := self._zygote._read(timeout)) is not None:
+            self._zygote._running, self._code = None, int(line)
+        return self._code
+
     def wait(self, timeout: float = SECONDS_TO_HANG) -> int:
         """Its exit code; one that hangs is an error."""
-        code = self._zygote._read(timeout)
+        code = self.poll(timeout)
         if code is None:
-            self.send(signal.SIGKILL)
-            self._zygote._read(timeout)
+            self.kill()
             raise AssertionError(f"it hangs; so far:\n{self.output[-3000:]}")
-        self._zygote._running = None
-        return int(code)
+        return code
 
 
 class Zygote:
@@ -102,8 +114,10 @@ class Zygote:
 
     def __init__(self, setup: str) -> None:
         self._folder = tempfile.TemporaryDirectory()
+        self._errors = Path(self._folder.name, "errors.log")
         self._count = 0
         self._running: Child | None = None
+        self._rest = b""  # what was read after the last line
         # Forking is safe here: JAX has started none of its threads.
         self._process = subprocess.Popen(
             [
@@ -113,7 +127,6 @@ class Zygote:
             ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            text=True,
             cwd=_ROOT,
         )
         ready = self._read(SECONDS_TO_HANG)
@@ -121,12 +134,16 @@ class Zygote:
 
     def _read(self, timeout: float) -> str | None:
         """The next line, or None if there is none in time."""
-        import select
-
         assert self._process.stdout is not None
-        if not select.select([self._process.stdout], [], [], timeout)[0]:
-            return None
-        return self._process.stdout.readline().strip()
+        pipe = self._process.stdout.fileno()
+        while b"\n" not in self._rest:
+            if not select.select([pipe], [], [], timeout)[0]:
+                return None
+            chunk = os.read(pipe, 4096)
+            assert chunk, "the process to fork from has ended"
+            self._rest += chunk
+        line, _, self._rest = self._rest.partition(b"\n")
+        return line.decode()
 
     def start(self, code: str) -> Child:
         """Starts a process that executes `code`; one that a failed test has left is killed."""
@@ -135,12 +152,44 @@ class Zygote:
         self._count += 1
         log = Path(self._folder.name) / f"{self._count}.log"
         assert self._process.stdin is not None
-        self._process.stdin.write(repr((self._count, str(log), code)) + "\n")
+        job = repr((self._count, str(log), code))
+        self._process.stdin.write(job.encode() + b"\n")
         self._process.stdin.flush()
         pid = self._read(SECONDS_TO_HANG)
         assert pid, "no process was started"
         self._running = Child(self, int(pid), log)
         return self._running
+
+    def start_program(self, path: Path, *arguments: object, warn: str = "") -> Child:
+        """Starts a program, as `python file.py` would in its directory.
+
+        Args:
+            path: Its file.
+            arguments: Those of its command line.
+            warn: A kind of warning that it may give; all others are errors.
+        """
+        return self.start(f"""
+import os, runpy, sys, warnings
+os.dup2(os.open({str(self._errors)!r}, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)
+os.chdir({str(path.parent)!r})
+sys.path[0] = {str(path.parent)!r}
+sys.argv[:] = {[str(path), *map(str, arguments)]}
+warnings.resetwarnings()
+warnings.simplefilter("error")
+warnings.filterwarnings("ignore", "Error (reading|writing) persistent compilation cache")
+if {warn!r}:
+    warnings.simplefilter("always", {warn or None})
+runpy.run_path(sys.argv[0], run_name="__main__")
+""")
+
+    def run_program(
+        self, path: Path, *arguments: object, warn: str = ""
+    ) -> tuple[str, str]:
+        """What a program has printed when it has ended well, and its errors apart."""
+        child = self.start_program(path, *arguments, warn=warn)
+        code = child.wait()
+        assert code == 0, child.output + child.errors
+        return child.output, child.errors
 
     def __enter__(self) -> Zygote:
         return self

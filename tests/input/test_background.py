@@ -502,7 +502,7 @@ def main():
     iterator = iter(doubled)
     for k in range(100):
         state = json.loads(json.dumps(iterator.get_state()))
-        if k in (0, 1, 50, 63, 64, 65, 99):
+        if k in (0, 63, 65):  # around the first block
             again = iter(processes(double))
             again.set_state(state)
             assert [int(x) for x in again] == list(range(2 * k, 200, 2)), k

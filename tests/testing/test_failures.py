@@ -9,17 +9,18 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.waiting import SECONDS_TO_HANG
 
-import mirrax as mx
 from mirrax._src.testing import pool as pool_module
+from mirrax.errors import UnavailableError
 from mirrax.testing import WorkerError, WorkerPool, run_workers
 
-from .helper import own_number
+from .helper import own_number, without_jax
 
 Pools = Callable[..., WorkerPool]
 
@@ -33,6 +34,23 @@ class BadError(Exception):
 
     def __init__(self, first: int, second: int) -> None:
         super().__init__("bad")
+
+
+@pytest.fixture(scope="module")
+def worker_pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pools]:
+    """A pool of this file's own. Its workers and those of `run_workers` start without JAX.
+
+    They are started anew after each failure.
+    """
+    place = without_jax(tmp_path_factory.mktemp("light"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "path", [place, *sys.path])
+        with WorkerPool() as pool:
+            yield lambda: pool
+
+
+# It holds for `run_workers` as well.
+pytestmark = pytest.mark.usefixtures("worker_pool")
 
 
 def test_an_exception_names_the_worker_and_carries_its_traceback(
@@ -61,10 +79,18 @@ def test_an_exception_names_the_worker_and_carries_its_traceback(
     assert not any(Path(f"/proc/{pid}").exists() for pid in before)
 
 
-def test_consequences_are_left_short(worker_pool: Pools, tmp_path: Path) -> None:
+def test_consequences_are_left_short(
+    worker_pool: Pools, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Both are waited for, also if the first one is late with its report.
+    monkeypatch.setattr(pool_module, "_TOGETHER_SECONDS", SECONDS_TO_HANG)
+
     def fail() -> None:
         if own_number() == 0:
-            raise mx.errors.UnavailableError("worker 1 is gone", workers=(1,))
+            (tmp_path / "raises").touch()
+            raise UnavailableError("worker 1 is gone", workers=(1,))
+        while not (tmp_path / "raises").exists():
+            time.sleep(0.01)
         time.sleep(0.5)
         raise KeyError("the cause")
 

@@ -126,6 +126,7 @@ def test_functions_of_main(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         timeout=SECONDS_TO_HANG,
+        env=os.environ | {"PYTHONPATH": helper.without_jax(tmp_path)},
     )
     assert (done.stdout, done.stderr) == ("[2, 2]\n", "")
 
@@ -164,6 +165,8 @@ def test_few_pools_are_kept(
 def test_the_fixture_works_under_xdist(tmp_path: Path) -> None:
     import subprocess
 
+    light = tmp_path / "light"
+    light.mkdir()
     (tmp_path / "conftest.py").write_text("from mirrax.testing import worker_pool\n")
     (tmp_path / "test_it.py").write_text(
         "import os\nimport pytest\n"
@@ -177,6 +180,7 @@ def test_the_fixture_works_under_xdist(tmp_path: Path) -> None:
         text=True,
         timeout=SECONDS_TO_HANG,
         cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": helper.without_jax(light)},
     )
     assert "4 passed" in done.stdout, done.stdout + done.stderr
 

@@ -6,7 +6,7 @@ import signal
 import time
 
 from mirrax._src.cluster.local_cluster import PREEMPTED, LocalCluster, WorkerEnd
-from mirrax._src.cluster.runtime import ClusterOptions
+from mirrax._src.cluster.options import ClusterOptions
 from mirrax._src.command_line.screen import Screen
 from mirrax._src.command_line.stopping import StopSignals
 from mirrax._src.command_line.verdict import Case, read_case

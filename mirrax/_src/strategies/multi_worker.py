@@ -17,6 +17,7 @@ from mirrax._src.base.jax_compat import is_staging
 from mirrax._src.base.mesh import ReplicaMesh
 from mirrax._src.base.values import Args, Fn, Kwargs, PerReplica, PyTree, copies_of
 from mirrax._src.cluster import resolvers, runtime
+from mirrax._src.cluster.options import ClusterOptions
 from mirrax._src.cluster.resolver_tf_config import TFConfigClusterResolver
 from mirrax._src.cluster.resolvers import ClusterResolver
 from mirrax._src.cluster.spec import training_cluster
@@ -83,7 +84,7 @@ class MultiWorkerMirroredStrategy(Strategy):
                 "MultiWorkerMirroredStrategy does not use: it trains on workers only. Leave "
                 '"ps" out of the cluster.'
             )
-        cluster_options = runtime.ClusterOptions.of_environment(
+        cluster_options = ClusterOptions.of_environment(
             heartbeat=heartbeat,
             step_timeout=step_timeout or options.timeout_seconds,
             join_timeout=join_timeout,
