@@ -50,7 +50,8 @@ def main(directory: Path, steps: int, step_seconds: float) -> None:
     with mx.train.PreemptionCheckpointHandler(resolver, manager) as handler:
         while handler.total_run_calls < steps:
             handler.run(lambda: strategy.run(train_step, next(iterator)))
-            time.sleep(step_seconds)
+            if not (directory / "hurry").exists():
+                time.sleep(step_seconds)
             if handler.total_run_calls % 7 == 0:
                 manager.save()
     manager.sync()

@@ -3,8 +3,8 @@
     python tests/cluster/kills.py --kills 50 --seed 1
 
 Starts the training of kill_training.py, undisturbed and then with a signal (SIGKILL, SIGSTOP,
-SIGTERM and others) to a random worker at random moments, start-up and saving included, and compares
-the weights. What is not as it should be is raised with the launcher's output.
+SIGTERM and others) to a random worker at random moments of the start-up, the training and the saving,
+and compares the weights. What is not as it should be is raised with the launcher's output.
 """
 
 from __future__ import annotations
@@ -14,12 +14,18 @@ import dataclasses
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # for those who run this file
+
+from helpers.signals import received_signals  # noqa: E402
 
 SCRIPT = Path(__file__).with_name("kill_training.py")
 SIGNALS = (
@@ -31,6 +37,8 @@ SIGNALS = (
 LONGEST_RESTART_SECONDS = 120
 LONGEST_RUN_SECONDS = 400
 STEP_SECONDS = 0.05
+# In the directory of a training that nobody disturbs any more, whose steps need not take long.
+HURRY = "hurry"
 _LIMITS = {
     "MIRRAX_HEARTBEAT": "5",
     "MIRRAX_JOIN_TIMEOUT": "40",
@@ -44,12 +52,14 @@ class Kills:
 
     Attributes:
         result: The workers' digests of weights and metrics.
-        kills: Each signal, to which worker, how long after its start.
+        kills: Each signal, to which worker, how long after its start, or its first save.
+        restarts: How often the launcher has started the workers anew.
         output: What the launcher has printed.
     """
 
     result: set[str]
     kills: list[str]
+    restarts: int
     output: str
 
 
@@ -62,7 +72,10 @@ def run_with_kills(
     pause = STEP_SECONDS if count else 0.0
     launcher = start(directory, log, workers, steps, 100 + 10 * count, pause)
     try:
-        kills = _kill(launcher, directory, count, random.Random(seed))
+        killer, chance = _Killer(launcher, directory, workers), random.Random(seed)
+        while len(killer.kills) < count:
+            killer.kill(chance)
+        (directory / HURRY).touch()
         code = launcher.wait(LONGEST_RUN_SECONDS + steps / 10)
     except BaseException as error:
         left = {w.number: _state(w.pid) for w in workers_of(directory)}
@@ -76,7 +89,13 @@ def run_with_kills(
     left = _processes(str(directory))
     assert not left, f"Left behind: {left}.\n{tail(log)}"
     results = {path.read_text() for path in directory.glob("result-*")}
-    return Kills(results, kills, log.read_text())
+    output = log.read_text()
+    return Kills(results, killer.kills, output.count("mirrax: restart "), output)
+
+
+def steps_for(kills: int) -> int:
+    """So many that all kills come before the end: of 9 s and a few steps after each start."""
+    return int(max(kills, 1) * 10 / STEP_SECONDS)
 
 
 def start(
@@ -86,7 +105,7 @@ def start(
     command = [sys.executable, "-m", "mirrax", "run", "--workers", str(workers)]
     command += ["--max-restarts", str(restarts), "--log-dir", str(directory / "logs")]
     command += [str(SCRIPT), str(directory), str(steps), str(pause)]
-    with open(log, "w") as output:
+    with open(log, "w") as output, received_signals():
         return subprocess.Popen(
             command,
             stdout=output,
@@ -95,38 +114,74 @@ def start(
         )
 
 
-def _kill(
-    launcher: subprocess.Popen[bytes],
-    directory: Path,
-    count: int,
-    chance: random.Random,
-) -> list[str]:
+class _Killer:
     """Sends signals, each after all workers have been started anew since the last one."""
-    kills: list[str] = []
-    attempt = -1
-    while len(kills) < count:
-        deadline = time.monotonic() + LONGEST_RESTART_SECONDS
-        while not any(w.attempt > attempt for w in workers_of(directory)):
-            if launcher.poll() is not None:
-                raise RuntimeError(f"The launcher has ended after {kills}.")
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"The workers were not started anew after {kills}.")
-            time.sleep(0.02)
-        start = time.monotonic()
-        # About half of the moments are in the start-up, the others in the training.
-        time.sleep(chance.choice([chance.uniform(0, 3), chance.uniform(2, 9)]))
-        found = [w for w in workers_of(directory) if w.attempt > attempt]
-        if not found:
-            continue
+
+    def __init__(
+        self, launcher: subprocess.Popen[bytes], directory: Path, workers: int
+    ) -> None:
+        self._launcher, self._directory, self._size = launcher, directory, workers
+        self._attempt = -1  # the last one whose workers have got a signal
+        self.kills: list[str] = []
+
+    def kill(self, chance: random.Random) -> None:
+        """Sends a signal, and waits until that has had its effect."""
+        self._wait_until(self._targets, "The workers were not started anew")
+        after = self._wait_for_moment(chance)
+        if not (found := self._targets()):
+            return
         worker, which = chance.choice(found), chance.choice(SIGNALS)
+        log = self._directory / "logs" / f"worker-{worker.number}.log"
+        printed, saved = _size(log), self._last_save()
         try:
             os.kill(worker.pid, which)
         except ProcessLookupError:
-            continue
-        attempt = worker.attempt
-        after = time.monotonic() - start
-        kills.append(f"{which.name} to worker {worker.number} after {after:.1f} s")
-    return kills
+            return
+        self._attempt = worker.attempt
+        self.kills.append(f"{which.name} to worker {worker.number} {after}")
+
+        def is_dropped() -> bool:
+            """Python drops an interrupt inside a callback, such as JAX's of the collector."""
+            if which != signal.SIGINT or not _dropped_in(log, printed):
+                return False
+            alive = [w.attempt for w in workers_of(self._directory)]
+            # One save may have been under way.
+            is_training = self._last_save() > saved + 1
+            return alive.count(worker.attempt) == self._size and is_training
+
+        self._wait_until(
+            lambda: self._targets() or is_dropped(), "The workers were not started anew"
+        )
+        if not self._targets():
+            where = _dropped_in(log, printed)
+            self.kills[-1] += f", dropped by Python ({where}): all trained on"
+            self._attempt -= 1
+
+    def _wait_for_moment(self, chance: random.Random) -> str:
+        """Half of the moments are in the training, which may begin late on a busy machine."""
+        start, event = time.monotonic(), ""
+        if chance.random() < 0.5:
+            last, event = self._last_save(), " of training"
+            self._wait_until(lambda: self._last_save() > last, "Nothing was saved")
+            start = time.monotonic()
+        time.sleep(chance.choice([chance.uniform(0, 3), chance.uniform(2, 9)]))
+        return f"after {time.monotonic() - start:.1f} s{event}"
+
+    def _wait_until(self, is_so: Callable[[], object], problem: str) -> None:
+        deadline = time.monotonic() + LONGEST_RESTART_SECONDS
+        while not is_so():
+            if self._launcher.poll() is not None:
+                raise RuntimeError(f"The launcher has ended after {self.kills}.")
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{problem} after {self.kills}.")
+            time.sleep(0.05)
+
+    def _targets(self) -> list[Worker]:
+        return [w for w in workers_of(self._directory) if w.attempt > self._attempt]
+
+    def _last_save(self) -> int:
+        names = (path.name for path in (self._directory / "checkpoints").glob("ckpt-*"))
+        return max((int(n[5:]) for n in names if n[5:].isdigit()), default=0)
 
 
 @dataclasses.dataclass(frozen=True, order=True)
@@ -161,6 +216,17 @@ def _processes(part: str) -> dict[int, str]:
     return found
 
 
+def _dropped_in(log: Path, start: int) -> str:
+    """The callback in which Python has dropped an interrupt, by what it has printed; or ""."""
+    text = log.read_bytes()[start:].decode(errors="replace") if _size(log) else ""
+    found = re.search(r"Exception ignored in: (.*)(?s:.*)KeyboardInterrupt", text)
+    return found[1] if found else ""
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
 def _state(pid: int) -> str:
     return _read(pid, "stat").rpartition(")")[2][1:2]
 
@@ -184,9 +250,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=random.randrange(10**6))
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as base:
-        # Long enough for all kills: none comes later than 9 s after a start.
-        steps = int(args.kills_a_run * 9 / STEP_SECONDS)
-        size = args.workers
+        steps, size = steps_for(args.kills_a_run), args.workers
         expected = run_with_kills(Path(base) / "undisturbed", 0, 0, steps, size).result
         assert len(expected) == 1, expected
         print(f"undisturbed: {expected}, seed {args.seed}", flush=True)
@@ -201,7 +265,8 @@ def main() -> None:
                 print(f"  {kill}")
             assert found.result == expected, (found.result, found.output[-5000:])
             seconds = time.monotonic() - start
-            print(f"{done} kills: the same weights ({seconds:.0f} s)", flush=True)
+            text = f"{done} kills: the same weights ({seconds:.0f} s"
+            print(f"{text}, {found.restarts} restarts)", flush=True)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from tests.cluster.kills import STEP_SECONDS, run_with_kills
+from tests.cluster.kills import run_with_kills, steps_for
 
 KILLS = int(os.environ.get("MIRRAX_KILLS", "1"))
 
@@ -16,7 +16,7 @@ KILLS = int(os.environ.get("MIRRAX_KILLS", "1"))
 def test_killed_workers_start_anew_and_end_with_the_same_weights(
     tmp_path: Path,
 ) -> None:
-    steps = int(max(KILLS, 1) * 9 / STEP_SECONDS)
+    steps = steps_for(KILLS)
     undisturbed = run_with_kills(tmp_path / "undisturbed", 0, 0, steps)
     assert len(undisturbed.result) == 1
     seed = int.from_bytes(os.urandom(2), "little")
