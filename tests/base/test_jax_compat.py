@@ -159,7 +159,7 @@ def test_numpy_data_is_put_on_a_device_uncommitted(value):
 def test_parts_become_one_array_on_several_devices(two_cpus) -> None:
     mesh = two_cpus.replica_mesh
     parts = np.arange(6, dtype="i4").reshape(2, 3)
-    array = jax_compat.put_parts(parts, (6,), mesh.split, mesh.devices)
+    array = jax_compat.put_parts(list(parts), (6,), mesh.split, mesh.devices)
     assert array.sharding == mesh.split and array.committed
     assert np.array_equal(array, np.arange(6))
     assert [s.device for s in array.addressable_shards] == list(mesh.devices)

@@ -45,7 +45,7 @@ if me == 0:
         found = json.loads(CliRunner().invoke(commands, ["top", "--json"]).output)
         rows = found["workers"]
         steps = [row.get("step") for row in rows if row.get("memory")]
-        if steps == [3, 4] and rows[1]["waits_in"]:
+        if steps == [3, 4] and rows[1]["waits_in"] and not rows[0]["waits_in"]:
             break
         time.sleep(0.2)
     top("--once")
