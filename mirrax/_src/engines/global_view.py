@@ -237,17 +237,16 @@ class StagedProgram:
         ready = {v for v, x in env.items() if not x.layout.is_split} - set(wanted)
         possible, moved = [], []
         for eqn in rest:
-            reads = set(variables_of(eqn.invars))
-            if eqn.primitive.name not in _ELEMENTWISE or not reads <= parts | ready:
+            reads = variables_of(eqn.invars)
+            is_known = all(v in parts or v in ready for v in reads)
+            if eqn.primitive.name not in _ELEMENTWISE or not is_known:
                 continue
             possible.append(eqn)
-            if (
-                not reads & parts
-            ):  # perhaps for one that follows: a parameter's conversion
+            if any(v in parts for v in reads):
+                moved.append(eqn)
+                parts.update(v for v in eqn.outvars if uses[v] == 1)
+            else:  # perhaps for one that follows: a parameter in another dtype
                 ready.update(eqn.outvars)
-                continue
-            moved.append(eqn)
-            parts.update(v for v in eqn.outvars if uses[v] == 1)
         taken = {v for e in moved for v in variables_of(e.invars)}
         results = [v for e in moved for v in e.outvars if v not in taken]
         replaced = [v for v in wanted if v in taken]
