@@ -118,7 +118,10 @@ def _as_jax_has_it(array: np.ndarray) -> np.ndarray:
     """In a dtype of JAX's and this machine's byte order, which `batched_device_put` takes for granted."""
     own = array.dtype
     if own.kind in "mMOSU":
-        raise TypeError(f"Dtype {own} is not a valid JAX array type.")
+        raise TypeError(
+            f"Dtype {own} is not a valid JAX array type. Convert it in the dataset, by "
+            "`map` with `astype`, say."
+        )
     dtype = jax.dtypes.canonicalize_dtype(own)
     if not dtype.isnative:
         dtype = dtype.newbyteorder("=")
