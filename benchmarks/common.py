@@ -22,10 +22,11 @@ import tempfile
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import date
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import jax
@@ -213,7 +214,13 @@ class Rival:
 
     running: ClassVar[weakref.WeakSet[Rival]] = weakref.WeakSet()
 
-    def __init__(self, arguments: Sequence[str], python: str = sys.executable) -> None:
+    def __init__(
+        self,
+        arguments: Sequence[str],
+        python: str = sys.executable,
+        settings: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        """`settings` are variables of its environment."""
         self._name = " ".join(arguments)
         self._errors = tempfile.TemporaryFile("w+")
         self.process = subprocess.Popen(
@@ -222,7 +229,7 @@ class Rival:
             stdout=subprocess.PIPE,
             stderr=self._errors,
             text=True,
-            env=_environment(),
+            env={**_environment(), **settings},
         )
         Rival.running.add(self)
 

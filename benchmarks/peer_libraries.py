@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
+
+# mirrax has glibc keep the memory that XLA frees; so do those who use XLA by hand.
+KEEP_FREED = MappingProxyType(
+    {
+        "MALLOC_TRIM_THRESHOLD_": str(256 * 2**20),
+        "MALLOC_TOP_PAD_": str(64 * 2**20),
+        "MALLOC_MMAP_THRESHOLD_": str(32 * 2**20),
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -12,6 +23,13 @@ class Peer:
     name: str
     library: str
     way: str = "plain"
+
+    @property
+    def settings(self) -> Mapping[str, str]:
+        """Variables of the environment that make it faster."""
+        is_as_installed = self.way == "default"
+        on_xla = self.library in ("jax", "keras") and not is_as_installed
+        return KEEP_FREED if on_xla else MappingProxyType({})
 
 
 MIRRAX = Peer("mirrax", "mirrax")

@@ -228,7 +228,7 @@ class Run:
             raise RuntimeError("not installed")
         count = 2 if peer.library == "torch" else workers  # DDP has no other replicas
         script = str(RIVALS / f"loop_{peer.library}.py"), peer.way
-        return Workers(count, python, script, folder, (str(replicas),))
+        return Workers(count, python, script, folder, (str(replicas),), peer.settings)
 
     def measure(
         self, row: Row, folder: Path, cells: dict[str, Cell], seconds: float

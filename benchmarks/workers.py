@@ -19,9 +19,10 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -75,10 +76,11 @@ class Workers:
         script: Sequence[str],
         folder: Path,
         more: Sequence[str] = (),
+        settings: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         addresses = ",".join(free_addresses(count))
         self._rivals = [
-            Rival([*script, str(i), addresses, str(folder), *more], python)
+            Rival([*script, str(i), addresses, str(folder), *more], python, settings)
             for i in range(count)
         ]
         self._threads = ThreadPoolExecutor(count)

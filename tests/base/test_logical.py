@@ -71,6 +71,34 @@ def test_the_users_own_setting_stays_and_a_small_one_is_warned_about() -> None:
     assert "NPROC=9 sets its size; set it to 16 or more" in done.stderr
 
 
+COUNT_FAULTS = """
+import resource
+
+def faults():  # of a step that takes 96 MiB and gives it back; NumPy would take huge pages
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    [b"x" * (24 * 2**20) for _ in range(4)]
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+print([faults() for _ in range(6)][-1])
+"""
+PAGES_OF_A_STEP = 96 * 2**20 // os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    os.confstr("CS_GNU_LIBC_VERSION") is None, reason="settings of glibc's malloc"
+)
+@pytest.mark.parametrize(
+    "own, is_kept",
+    [({}, True), ({"MALLOC_TRIM_THRESHOLD_": "65536"}, False)],
+    ids=["by default", "as the user sets it"],
+)
+def test_memory_that_a_step_frees_is_kept_for_the_next_one(own, is_kept) -> None:
+    code = "import mirrax as mx; mx.MirroredStrategy(['CPU:0', 'CPU:1'])\n"
+    found = int(output(code + COUNT_FAULTS, **own))
+    assert (found < PAGES_OF_A_STEP / 10) is is_kept, found
+
+
 @pytest.mark.slow
 def test_importing_too_late_is_warned_about_and_still_runs() -> None:
     code = """

@@ -216,6 +216,42 @@ def test_written_variables_alias_their_inputs():
     assert text.splitlines()[0].count("-alias)") == 2
 
 
+def test_a_variable_that_is_assigned_its_own_value_is_only_read():
+    strategy = mirrored(2)
+    with strategy.scope():
+        v, rate = mx.Variable(jnp.ones(100)), mx.Variable(0.5)
+
+    def step():
+        v.assign_sub(rate * v)
+        rate.assign(rate.read_value())
+
+    text = text_of(strategy, step)
+    assert text.splitlines()[0].count("-alias)") == 1
+    assert "->f32[100]" in text.splitlines()[0]
+    rate.assign(0.25)
+    strategy.run(mx.function(step))
+    np.testing.assert_array_equal(v.numpy(), np.full(100, 0.375))
+    assert rate.numpy() == 0.25
+
+
+def test_a_step_neither_writes_nor_copies_the_learning_rate():
+    strategy = mirrored(2)
+    with strategy.scope():
+        v = mx.Variable(jnp.ones(100))
+        optimizer = mx.train.Optimizer("sgd", learning_rate=0.5, momentum=0.9)
+
+    def step():
+        optimizer.apply_gradients([(jnp.ones(100), v)])
+
+    text = text_of(strategy, step)
+    # The variable, its slot, and two counts of steps.
+    assert text.splitlines()[0].count("-alias)") == 4
+    optimizer.learning_rate = 0.0
+    before = v.numpy()
+    strategy.run(mx.function(step))
+    np.testing.assert_array_equal(v.numpy(), before)
+
+
 def test_donated_arguments_alias_their_outputs():
     strategy = mirrored(2)
     state = strategy.replicate([jnp.ones(100), jnp.ones(100)])

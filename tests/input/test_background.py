@@ -11,6 +11,7 @@ import threading
 import time
 import traceback
 from multiprocessing.shared_memory import SharedMemory
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -20,6 +21,8 @@ from helpers.scripts import run_script
 from helpers.waiting import SECONDS_TO_HANG
 
 import mirrax as mx
+from mirrax._src.base import logical
+from mirrax._src.input import background, distributed
 from mirrax._src.input.blocks import Block
 from mirrax._src.input.transforms import processes
 
@@ -199,7 +202,10 @@ def test_prefetch_of_nothing_makes_nothing_ahead():
 
 
 @pytest.mark.parametrize("ahead", [0, 1, 3])
-def test_batches_are_copied_ahead_as_far_as_the_options_say(ahead, two_cpus):
+def test_batches_are_copied_ahead_as_far_as_the_options_say(
+    ahead, two_cpus, monkeypatch
+):
+    monkeypatch.setattr(distributed, "takes_all_cores", lambda devices: False)
     source = Source()
     options = mx.distribute.InputOptions(experimental_per_replica_buffer_size=ahead)
     dataset = Dataset.from_generator(source).batch(4)
@@ -209,6 +215,37 @@ def test_batches_are_copied_ahead_as_far_as_the_options_say(ahead, two_cpus):
         expected = 4 * (taken + ahead)
         assert settled(source, expected) == expected
     iterator.close()
+
+
+@pytest.mark.parametrize(
+    "slow_seconds, is_ahead", [(1e9, False), (-1.0, True)], ids=["quick", "slow"]
+)
+def test_where_no_core_is_free_only_slow_batches_are_copied_ahead(
+    slow_seconds, is_ahead, two_cpus, monkeypatch
+):
+    monkeypatch.setattr(distributed, "takes_all_cores", lambda devices: True)
+    monkeypatch.setattr(background, "_SLOW_SECONDS", slow_seconds)
+    source = Source(80)
+    dataset = Dataset.from_generator(source).batch(4)
+    iterator = iter(two_cpus.experimental_distribute_dataset(dataset))
+    for taken in range(1, background._SLOW_ELEMENTS):
+        next(iterator)
+        assert settled(source, 4 * taken) == 4 * taken
+    for taken in range(background._SLOW_ELEMENTS, 10):
+        next(iterator)
+        expected = 4 * (taken + is_ahead)
+        assert settled(source, expected) == expected
+    assert len(list(iterator)) == 11
+
+
+def test_cores_that_replicas_leave_free(two_cpus, monkeypatch):
+    devices = two_cpus.replica_mesh.local_devices
+    for cores, workers, is_taken in [(2, 1, True), (3, 1, False), (4, 2, True)]:
+        monkeypatch.setattr(logical, "_cores", lambda cores=cores: cores)
+        monkeypatch.setattr(logical.Pool, "workers_here", workers)
+        assert logical.takes_all_cores(devices) is is_taken
+    accelerators = [SimpleNamespace(platform="gpu")] * 8
+    assert not logical.takes_all_cores(accelerators)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("calls", [1, 3])

@@ -1,14 +1,17 @@
 """Logical CPU devices, safe by default.
 
 Programs on n CPU devices can dead-lock in XLA unless its pool has 2n threads, so mirrax
-sizes it when the CPU client starts (docs/design_around.md has the cause and the evidence).
+sizes it when the CPU client starts (docs/design_around.md has the cause and the evidence). It
+also has the C library keep the memory that each step frees for the next one.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import re
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -25,6 +28,15 @@ from mirrax._src.base.jax_compat import Device
 _POOL_VARIABLES = ("PJRT_NPROC", "NPROC")
 _THREAD_NAME = "tf_XLAEigen"
 _STEPS_BEFORE_WAIT = 8
+
+# XLA takes the buffers of each step from glibc, which by default gives them back to the system:
+# the page faults of the next step take up to a fifth of its time. Numbers as in <malloc.h>.
+_KEEP_FREED = {
+    -1: 256 * 2**20,  # M_TRIM_THRESHOLD: so much may be free at the end of a heap
+    -2: 64
+    * 2**20,  # M_TOP_PAD: as much as the heap of a thread can have, so none is returned
+    -3: 32 * 2**20,  # M_MMAP_THRESHOLD: larger blocks are returned at once
+}
 
 # Two threads that start programs at the same time would need n more threads in the pool.
 launching = threading.RLock()
@@ -49,6 +61,8 @@ def _sized_pool() -> Iterator[None]:
     """Sizes the pool of a CPU client that starts inside the `with` block."""
     count = requested_cpu_devices()
     is_alone = count < 2 and Pool.workers_here < 2
+    if not is_alone:
+        _keep_freed_memory()
     if is_alone or any(name in os.environ for name in _POOL_VARIABLES):
         yield
         return
@@ -59,6 +73,15 @@ def _sized_pool() -> Iterator[None]:
         yield
     finally:
         del os.environ[name]  # child processes size their own
+
+
+def _keep_freed_memory() -> None:
+    """Sets up glibc's malloc, unless the user has."""
+    is_set = any(n.startswith("MALLOC_") or n == "GLIBC_TUNABLES" for n in os.environ)
+    libc = ctypes.CDLL(None) if sys.platform == "linux" else None
+    if not is_set and hasattr(libc, "mallopt"):  # other C libraries have none
+        for option, value in _KEEP_FREED.items():
+            libc.mallopt(option, value)  # pyright: ignore[reportOptionalMemberAccess]
 
 
 def requested_cpu_devices() -> int:
@@ -102,6 +125,12 @@ def after_launch(results: Any) -> None:
         Pool.launches += 1
         if Pool.launches % _STEPS_BEFORE_WAIT == 0:
             jax.block_until_ready(results)
+
+
+def takes_all_cores(devices: Sequence[Device]) -> bool:
+    """Whether programs on `devices` of this worker leave no core of the machine free."""
+    count = sum(device.platform == "cpu" for device in devices)
+    return count * Pool.workers_here >= _cores()
 
 
 def ensure_cpu_devices(count: int) -> None:

@@ -296,12 +296,17 @@ def copies_of(array: jax.Array) -> tuple[jax.Array, ...]:
     return tuple(uncommitted(shard.data) for shard in shards_of(array))
 
 
+def one_copy(array: jax.Array) -> jax.Array:
+    """The first of `copies_of` a replicated array, without making the others."""
+    return uncommitted(array.addressable_data(0))
+
+
 def first_copy(array: Any) -> Any:
     """A replicated array as one array on the first device; anything else as it is."""
     if not isinstance(array, jax.Array) or isinstance(array, Tracer):
         return array
     is_spread = len(array.sharding.device_set) > 1 and array.is_fully_replicated
-    return copies_of(array)[0] if is_spread else array
+    return one_copy(array) if is_spread else array
 
 
 _add_axis = jax.jit(lambda x: x[None])

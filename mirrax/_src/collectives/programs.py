@@ -27,9 +27,9 @@ from mirrax._src.base.values import (
     PerReplica,
     ReplicaValues,
     UnevenError,
-    copies_of,
     join,
     on_device,
+    one_copy,
 )
 from mirrax._src.cluster import launches
 from mirrax._src.collectives.destinations import Destinations, mesh_of, place
@@ -208,7 +208,7 @@ def _gather_uneven(
             with jax.default_device(device):
                 parts[i] = jnp.pad(parts[i], gaps)
         filled = PerReplica(parts, mesh.equal_shapes(parts[0]))
-        whole = copies_of(launch(program, mesh, [join(filled, mesh)])[0])[0]
+        whole = one_copy(launch(program, mesh, [join(filled, mesh)])[0])
         parts = [
             lax.slice_in_dim(whole, i * longest, i * longest + n, axis=axis)
             for i, n in enumerate(lengths)

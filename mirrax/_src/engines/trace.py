@@ -210,12 +210,14 @@ def _trace(
             result = opened(fn(*args, **kwargs), "result")
             leaves, tree = jax.tree.flatten(result, is_leaf=is_result)
             results = [_out(leaf, given, mode) for leaf in leaves]
-        written = [_laid_out(v, value) for v, value in frame.writes.items()]
+        # What is assigned its own value (an optimizer's learning rate) is only read.
+        writes = {v: x for v, x in frame.writes.items() if x is not seen.get(v)}
+        written = [_laid_out(v, value) for v, value in writes.items()]
         known = (
             tree,
             tuple(out for out, _ in results),
             set(frame.reads),
-            {v: layout for v, (_, layout) in zip(frame.writes, written)},
+            {v: layout for v, (_, layout) in zip(writes, written)},
             tuple(frame.created),
             None if mode is Mode.PART else _mesh_used(frame),
             frame.runs,

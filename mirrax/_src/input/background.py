@@ -3,7 +3,8 @@
 Whoever has nothing better to do makes the next element: the thread while its owner is
 busy, the owner itself when it finds nothing ready and the thread is not at work. Handing
 an element over costs two switches between threads, which would be most of the time where
-the owner waits for data anyway.
+the owner waits for data anyway. Where no core is free for a thread, it begins to read only
+when elements have been slow.
 
 The thread is a daemon and ends when the cursor is closed or no longer used; an error in it
 is raised where the element is asked for, with its own traceback.
@@ -26,6 +27,9 @@ JOIN_SECONDS = 1.0
 _FIRST_WAIT_SECONDS = 2e-4
 _LONGEST_WAIT_SECONDS = 1e-2
 _RETRY_SECONDS = 0.05
+# Less than that an owner without a free core does itself: a thread would take as long.
+_SLOW_SECONDS = 1e-3
+_SLOW_ELEMENTS = 3  # one after another; the first of an epoch mostly is one
 
 
 class _End:
@@ -51,14 +55,20 @@ class _Line:
         size: int,
         finish: Callable[[Any], Any],
         keeps_going: bool,
+        if_slow: bool,
     ) -> None:
         self.cursor, self._finish, self._keeps_going = cursor, finish, keeps_going
+        self._size, self._slow_left = size, _SLOW_ELEMENTS if if_slow else 0
         self.lock = threading.Lock()  # held by who makes an element
         self.ready: SimpleQueue[Any] = SimpleQueue()
         self.permits: SimpleQueue[bool] = SimpleQueue()  # to make one that will wait
         self.stop = threading.Event()
         self.has_ended = False
-        for _ in range(size):
+        if not if_slow:
+            self._permit_all()
+
+    def _permit_all(self) -> None:
+        for _ in range(self._size):
             self.permits.put(True)
 
     def make(self) -> Any:
@@ -72,6 +82,18 @@ class _Line:
             if self._keeps_going and isinstance(error, Exception):
                 return _Failed(error), self.cursor.state()
             return self.end(error)
+
+    def make_for_owner(self) -> Any:
+        """The same, for an owner that found nothing ready."""
+        if not self._slow_left:
+            return self.make()
+        begin = time.perf_counter()
+        item = self.make()
+        is_slow = time.perf_counter() - begin > _SLOW_SECONDS
+        self._slow_left = self._slow_left - 1 if is_slow else _SLOW_ELEMENTS
+        if not self._slow_left:
+            self._permit_all()
+        return item
 
     def end(self, error: BaseException | None) -> _End:
         self.has_ended = True
@@ -94,6 +116,7 @@ class Ahead(Cursor):
         finish: Applied to each element where it is made.
         name: What the thread is called.
         keeps_going: Whether there are more elements after one that raised an error.
+        if_slow: Whether the thread waits until some elements have been slow.
     """
 
     def __init__(
@@ -103,10 +126,11 @@ class Ahead(Cursor):
         finish: Callable[[Any], Any] = lambda element: element,
         name: str = "prefetch",
         keeps_going: bool = False,
+        if_slow: bool = False,
     ) -> None:
         self._state = cursor.state()
         self._end: _End | None = None
-        self._line = _Line(cursor, max(size, 1), finish, keeps_going)
+        self._line = _Line(cursor, max(size, 1), finish, keeps_going, if_slow)
         thread = threading.Thread(
             target=_work_ahead, args=(self._line,), name=f"mirrax-{name}", daemon=True
         )
@@ -140,7 +164,7 @@ class Ahead(Cursor):
                 try:
                     if line.ready.empty():
                         line.cursor.is_awaited = True
-                        return line.make() if not line.has_ended else _End(None)
+                        return _End(None) if line.has_ended else line.make_for_owner()
                 finally:
                     line.cursor.is_awaited = False
                     line.lock.release()

@@ -10,6 +10,7 @@ from mirrax._src.base import context
 from mirrax._src.base.errors import RunEagerly
 from mirrax._src.base.hiding import all_brief, hides
 from mirrax._src.base.jax_compat import outside_traces
+from mirrax._src.base.logical import takes_all_cores
 from mirrax._src.base.mesh import ReplicaMesh
 from mirrax._src.base.specs import PerReplicaSpec
 from mirrax._src.input.background import Ahead
@@ -267,7 +268,11 @@ class DistributedIterator(IteratorBase):
             steps = self._together(own, mesh, state)
         delivery = Delivery(dataset.mesh, bool(options.experimental_fetch_to_device))
         size = options.experimental_per_replica_buffer_size
-        return Ahead(steps, size, delivery, "input") if size else _Now(steps, delivery)
+        if not size:
+            return _Now(steps, delivery)
+        # Whoever asks for more than the default gets it.
+        is_busy = mesh is not None and takes_all_cores(mesh.local_devices)
+        return Ahead(steps, size, delivery, "input", if_slow=size == 1 and is_busy)
 
     def _together(self, steps: StepCursor, mesh: ReplicaMesh, state: State) -> Together:
         dataset = self._dataset

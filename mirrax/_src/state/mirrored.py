@@ -14,7 +14,7 @@ from mirrax._src.base.jax_compat import Tracer
 from mirrax._src.base.logical import launching
 from mirrax._src.base.protocols import Mode, ReplicaLike, StrategyLike
 from mirrax._src.base.reduce_op import ReduceOp, VariableAggregation
-from mirrax._src.base.values import PerReplica, copies_of, is_leaf, part_of
+from mirrax._src.base.values import PerReplica, is_leaf, one_copy, part_of
 from mirrax._src.state.distributed import DistributedVariable
 from mirrax._src.state.parts import Scatter
 from mirrax._src.state.variable import Update, updated
@@ -36,7 +36,7 @@ class MirroredVariable(DistributedVariable):
         found = self._found(here)
         if isinstance(found, PerReplica):
             return found.values[0]
-        return found if here.frame else copies_of(found)[0]
+        return found if here.frame else one_copy(found)
 
     def _found(self, here: Context) -> Any:
         """What cross-replica code finds: one array, or a `PerReplica` of unequal copies."""

@@ -11,7 +11,13 @@ from mirrax._src.base.context import Context
 from mirrax._src.base.jax_compat import Tracer
 from mirrax._src.base.mesh import Layout, gathered, on_host, shard
 from mirrax._src.base.protocols import StrategyLike
-from mirrax._src.base.values import PerReplica, ReplicaValues, Sharded, copies_of
+from mirrax._src.base.values import (
+    PerReplica,
+    ReplicaValues,
+    Sharded,
+    copies_of,
+    one_copy,
+)
 from mirrax._src.state.mirrored import MirroredVariable
 from mirrax._src.state.spec import VariableSpec
 from mirrax._src.state.variable import Variable
@@ -74,7 +80,7 @@ class ShardedVariable(MirroredVariable):
         found = self._found(here)
         if isinstance(found, PerReplica):
             return found.values[0]
-        return found if here.frame else copies_of(self.in_full())[0]
+        return found if here.frame else one_copy(self.in_full())
 
     def copies(self) -> ReplicaValues:
         found = super().copies()

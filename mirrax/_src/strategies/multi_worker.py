@@ -15,7 +15,7 @@ from mirrax._src.base.devices import resolve_devices
 from mirrax._src.base.hiding import all_brief
 from mirrax._src.base.jax_compat import is_staging
 from mirrax._src.base.mesh import ReplicaMesh
-from mirrax._src.base.values import Args, Fn, Kwargs, PerReplica, PyTree, copies_of
+from mirrax._src.base.values import Args, Fn, Kwargs, PerReplica, PyTree, one_copy
 from mirrax._src.cluster import resolvers, runtime
 from mirrax._src.cluster.options import ClusterOptions
 from mirrax._src.cluster.resolver_tf_config import TFConfigClusterResolver
@@ -204,7 +204,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         mesh = self.replica_mesh
         parts = PerReplica([own] * len(mesh.local_ids), mesh.equal_shapes(own))
         whole = run_on_parts(first_of_all, mesh, [parts])[0]
-        return copies_of(jax.block_until_ready(whole))[0]
+        return one_copy(jax.block_until_ready(whole))
 
 
 def _communication(

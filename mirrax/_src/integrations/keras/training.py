@@ -26,7 +26,7 @@ from mirrax._src.base import context
 from mirrax._src.base.logical import after_launch, launching
 from mirrax._src.base.mesh import ReplicaMesh
 from mirrax._src.base.protocols import StrategyLike
-from mirrax._src.base.values import copies_of
+from mirrax._src.base.values import one_copy
 from mirrax._src.cluster import launches
 from mirrax._src.integrations.keras.data import agree_on_randomness
 from mirrax._src.integrations.keras.private import (
@@ -299,7 +299,7 @@ class Step:
             launches.last.end(None if at is None else every[at])
             cluster.note_steps(1)
         after_launch(state)
-        return jax.tree.map(lambda x: copies_of(x)[0], outputs), state
+        return jax.tree.map(one_copy, outputs), state
 
     def _described(
         self, batch: Any, rows: tuple[int | None, ...], state: Any, data: Any

@@ -19,7 +19,7 @@ from mirrax._src.base.logical import launching
 from mirrax._src.base.mesh import ReplicaMesh
 from mirrax._src.base.protocols import ReplicaLike
 from mirrax._src.base.reduce_op import VariableAggregation, VariableSynchronization
-from mirrax._src.base.values import PerReplica, ReplicaValues, copies_of
+from mirrax._src.base.values import PerReplica, ReplicaValues, copies_of, one_copy
 from mirrax._src.integrations.keras.private import JaxVariable, in_stateless_scope
 from mirrax._src.state.distributed import DistributedVariable
 from mirrax._src.state.foreign import Route
@@ -90,7 +90,7 @@ class ValueRoute(Route):
             # Keras itself takes it for a constant.
             return np.asarray(_first_copy(variable))
         if isinstance(variable, SyncOnReadVariable):
-            return copies_of(whole(variable))[0]
+            return one_copy(whole(variable))
         return variable.read_value()
 
     def __set__(self, obj: Any, value: Any) -> None:
@@ -276,4 +276,4 @@ def _shares(
 
 def _first_copy(variable: Variable) -> jax.Array:
     stored = variable.stored
-    return stored.values[0] if isinstance(stored, PerReplica) else copies_of(stored)[0]
+    return stored.values[0] if isinstance(stored, PerReplica) else one_copy(stored)
