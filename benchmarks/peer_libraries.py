@@ -10,7 +10,7 @@ from types import MappingProxyType
 KEEP_FREED = MappingProxyType(
     {
         "MALLOC_TRIM_THRESHOLD_": str(256 * 2**20),
-        "MALLOC_TOP_PAD_": str(64 * 2**20),
+        "MALLOC_TOP_PAD_": str(48 * 2**20),
         "MALLOC_MMAP_THRESHOLD_": str(32 * 2**20),
     }
 )

@@ -84,10 +84,36 @@ print([faults() for _ in range(6)][-1])
 PAGES_OF_A_STEP = 96 * 2**20 // os.sysconf("SC_PAGE_SIZE")
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(
+needs_glibc = pytest.mark.skipif(
     os.confstr("CS_GNU_LIBC_VERSION") is None, reason="settings of glibc's malloc"
 )
+
+
+@pytest.mark.slow
+@needs_glibc
+def test_what_a_thread_has_freed_is_not_all_kept() -> None:
+    code = """
+import threading
+import mirrax as mx
+mx.MirroredStrategy(["CPU:0", "CPU:1"])
+
+def resident():
+    lines = open("/proc/self/status").read().splitlines()
+    return int(next(x for x in lines if x.startswith("VmRSS")).split()[1]) // 1024
+
+before = resident()
+for size in (4, 16):
+    use = lambda: [b"x" * (size * 2**20) for _ in range(1024 // size)]
+    thread = threading.Thread(target=use)
+    thread.start()
+    thread.join()
+print(resident() - before)
+"""
+    assert int(output(code)) < 400  # MiB, of 1 GiB twice
+
+
+@pytest.mark.slow
+@needs_glibc
 @pytest.mark.parametrize(
     "own, is_kept",
     [({}, True), ({"MALLOC_TRIM_THRESHOLD_": "65536"}, False)],

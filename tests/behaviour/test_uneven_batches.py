@@ -119,6 +119,29 @@ def test_an_all_gather_in_a_replica_joins_all_examples(engine, lengths):
     assert parts(strategy, out) == [every.tolist()] * len(lengths)
 
 
+def test_a_replica_without_rows_may_assign_a_variable_its_own_value():
+    strategy = mirrored(2)
+    with strategy.scope():
+        mean = mx.Variable(
+            0.0,
+            synchronization=mx.VariableSynchronization.ON_READ,
+            aggregation=mx.VariableAggregation.MEAN,
+        )
+    calls = []
+
+    @mx.function
+    def step(x):
+        calls.append(x.shape)
+        old = mean.read_value()
+        mean.assign(old if not len(x) else old + jnp.mean(x))
+
+    x = per_replica(strategy, jnp.array([2.0, 4.0]), jnp.zeros(0))
+    for _ in range(3):
+        strategy.run(step, (x,))
+    assert mean.numpy() == 4.5  # of 9 and 0
+    assert len(calls) == 2  # compiled: traced once for each shape
+
+
 def test_a_step_that_has_to_run_as_plain_python_is_not_traced_for_ever():
     strategy = mirrored(2)
     calls = []

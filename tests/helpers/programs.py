@@ -10,6 +10,9 @@ damaged, or that another process is writing, is compiled anew, with a warning th
 Programs of tests run for microseconds and compile for tens of milliseconds, so XLA optimises
 their machine code less: two to three times as fast. It also fuses otherwise than for users, so
 `make test-newest` compiles as they do; collectives are the same. `XLA_FLAGS`, also empty, wins.
+
+JAX 0.10 makes a context of MLIR's for each program and takes it apart again, which takes longer than
+the rest of lowering it; like newer ones, it uses one several times here.
 """
 
 from __future__ import annotations
@@ -18,13 +21,20 @@ import hashlib
 import os
 import platform
 import shutil
+import threading
 from pathlib import Path
+from typing import Any
 
 import jax
+from jax._src.interpreters import mlir
 
 # The newest JAX does not know the second one, and XLA ends a process for a flag that it does not
 # know.
-_QUICKLY = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
+_QUICKLY = (
+    "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false "
+    "--xla_cpu_parallel_codegen_split_count=1"
+)
+_PROGRAMS_OF_A_CONTEXT = 50
 
 # Of a run of all tests a tenth; entries of a few KiB.
 _MOST_ENTRIES = 100_000
@@ -38,9 +48,27 @@ WARNINGS_ARE_ERRORS = (
 
 
 def compile_quickly() -> None:
-    """Makes this process, before it uses a device, and those that it starts optimise less."""
+    """Makes this process, before it uses a device, and those that it starts optimise less.
+
+    Processes that it starts need a call of their own to use contexts again.
+    """
     if jax.__version_info__ < (0, 11):
         os.environ.setdefault("XLA_FLAGS", _QUICKLY)
+        if mlir.make_ir_context is _make_context:
+            mlir.make_ir_context = _take_context
+
+
+_make_context = mlir.make_ir_context
+_own = threading.local()  # a context is for one thread at a time
+
+
+def _take_context() -> Any:
+    """A context of MLIR's that this thread has used before, but not too often: it only grows."""
+    uses = getattr(_own, "uses", 0)
+    if uses % _PROGRAMS_OF_A_CONTEXT == 0:
+        _own.context = _make_context()
+    _own.uses = uses + 1
+    return _own.context
 
 
 def share_programs() -> None:

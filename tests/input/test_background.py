@@ -218,22 +218,23 @@ def test_batches_are_copied_ahead_as_far_as_the_options_say(
 
 
 @pytest.mark.parametrize(
-    "slow_seconds, is_ahead", [(1e9, False), (-1.0, True)], ids=["quick", "slow"]
+    "slow_seconds, slow_part, is_ahead",
+    [(1e9, 0, False), (0, 1e9, False), (0, 0, True)],
+    ids=["quick", "quick beside the steps", "slow"],
 )
 def test_where_no_core_is_free_only_slow_batches_are_copied_ahead(
-    slow_seconds, is_ahead, two_cpus, monkeypatch
+    slow_seconds, slow_part, is_ahead, two_cpus, monkeypatch
 ):
     monkeypatch.setattr(distributed, "takes_all_cores", lambda devices: True)
     monkeypatch.setattr(background, "_SLOW_SECONDS", slow_seconds)
+    monkeypatch.setattr(background, "_SLOW_PART", slow_part)
     source = Source(80)
     dataset = Dataset.from_generator(source).batch(4)
     iterator = iter(two_cpus.experimental_distribute_dataset(dataset))
-    for taken in range(1, background._SLOW_ELEMENTS):
+    first_ahead = 1 + background._SLOW_ELEMENTS  # the first one does not count
+    for taken in range(1, 10):
         next(iterator)
-        assert settled(source, 4 * taken) == 4 * taken
-    for taken in range(background._SLOW_ELEMENTS, 10):
-        next(iterator)
-        expected = 4 * (taken + is_ahead)
+        expected = 4 * (taken + (is_ahead and taken >= first_ahead))
         assert settled(source, expected) == expected
     assert len(list(iterator)) == 11
 

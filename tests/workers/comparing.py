@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from helpers.engines import mirrored
+from helpers.programs import compile_quickly
 from helpers.waiting import SECONDS_TO_HANG
 
 import mirrax as mx
@@ -26,6 +27,8 @@ from mirrax._src.base.values import ReplicaValues, is_leaf
 from mirrax._src.cluster import launches
 from mirrax._src.state.distributed import DistributedVariable
 from mirrax.testing import WorkerPool
+
+compile_quickly()  # in workers too, which import this
 
 # A worker that waits longer for another one says so, before a test is taken to hang.
 _STEP_TIMEOUT = 100

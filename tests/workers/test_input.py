@@ -501,6 +501,20 @@ def test_abandoned_iterators_disturb_nobody(two_by_two: Pool) -> None:
 # Shuffling ------------------------------------------------------------------------------
 
 
+def test_byte_orders_that_differ_in_one_step(two_by_two: Pool) -> None:
+    def steps(strategy):
+        rows = Dataset.from_tensor_slices
+        native = rows(np.arange(1, 4, dtype="<f4"))
+        swapped = rows(np.arange(4, 7, dtype=">f4"))
+        dataset = native.concatenate(swapped).batch(1)
+        return taken(
+            strategy, strategy.distribute_datasets_from_function(lambda _: dataset)
+        )
+
+    for found in two_by_two.run(steps):
+        assert found == [[[1.0], [2.0]], [[3.0], [4.0]], [[5.0], [6.0]]]
+
+
 def test_an_unseeded_shuffle_gives_each_row_once(two_by_two: Pool) -> None:
     def steps(strategy):
         whole = strategy.experimental_distribute_dataset(

@@ -108,11 +108,11 @@ def put_uncommitted(value: Any, device: Device) -> jax.Array:
 def put_parts(
     parts: Sequence[Any], shape: tuple[int, ...], sharding: Any, devices: Sequence[Any]
 ) -> jax.Array:
-    """One array of `shape`, of NumPy data of one dtype for each of this worker's `devices`."""
-    first, *others = parts
-    arrays = [_as_jax_has_it(first)]
-    is_as_it_has = arrays[0] is first
-    arrays += others if is_as_it_has else map(_as_jax_has_it, others)
+    """One array of `shape`, of NumPy data for each of this worker's `devices`."""
+    first = _as_jax_has_it(parts[0])
+    # Mostly all are of one dtype, which JAX has.
+    known = first.dtype if first is parts[0] else None
+    arrays = [p if p.dtype is known else _as_jax_has_it(p) for p in parts]
     aval = jax.core.ShapedArray(shape, arrays[0].dtype)
     return _pxla.batched_device_put(aval, sharding, arrays, list(devices))
 

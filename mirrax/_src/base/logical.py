@@ -31,10 +31,13 @@ _STEPS_BEFORE_WAIT = 8
 
 # XLA takes the buffers of each step from glibc, which by default gives them back to the system:
 # the page faults of the next step take up to a fifth of its time. Numbers as in <malloc.h>.
+_MALLOC_VARIABLES = (
+    *("MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_", "MALLOC_MMAP_THRESHOLD_"),
+    *("MALLOC_MMAP_MAX_", "GLIBC_TUNABLES"),
+)
 _KEEP_FREED = {
     -1: 256 * 2**20,  # M_TRIM_THRESHOLD: so much may be free at the end of a heap
-    -2: 64
-    * 2**20,  # M_TOP_PAD: as much as the heap of a thread can have, so none is returned
+    -2: 48 * 2**20,  # M_TOP_PAD: of a thread's heaps, of 64 MiB each, one or two stay
     -3: 32 * 2**20,  # M_MMAP_THRESHOLD: larger blocks are returned at once
 }
 
@@ -77,7 +80,7 @@ def _sized_pool() -> Iterator[None]:
 
 def _keep_freed_memory() -> None:
     """Sets up glibc's malloc, unless the user has."""
-    is_set = any(n.startswith("MALLOC_") or n == "GLIBC_TUNABLES" for n in os.environ)
+    is_set = any(name in os.environ for name in _MALLOC_VARIABLES)
     libc = ctypes.CDLL(None) if sys.platform == "linux" else None
     if not is_set and hasattr(libc, "mallopt"):  # other C libraries have none
         for option, value in _KEEP_FREED.items():

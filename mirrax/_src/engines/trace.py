@@ -210,8 +210,11 @@ def _trace(
             result = opened(fn(*args, **kwargs), "result")
             leaves, tree = jax.tree.flatten(result, is_leaf=is_result)
             results = [_out(leaf, given, mode) for leaf in leaves]
-        # What is assigned its own value (an optimizer's learning rate) is only read.
-        writes = {v: x for v, x in frame.writes.items() if x is not seen.get(v)}
+        # What is assigned its own value (an optimizer's learning rate) is only read; not in an
+        # uneven step, whose replicas are traced apart and have to write the same variables.
+        has_all = mode is Mode.UNEVEN
+        latest = frame.writes.items()
+        writes = {v: x for v, x in latest if has_all or x is not seen.get(v)}
         written = [_laid_out(v, value) for v, value in writes.items()]
         known = (
             tree,

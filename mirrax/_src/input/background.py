@@ -27,9 +27,11 @@ JOIN_SECONDS = 1.0
 _FIRST_WAIT_SECONDS = 2e-4
 _LONGEST_WAIT_SECONDS = 1e-2
 _RETRY_SECONDS = 0.05
-# Less than that an owner without a free core does itself: a thread would take as long.
+# Where no core is free a thread reads ahead after so many elements that took so long, if they
+# took such a part of the time: others are made as quickly by their owner.
 _SLOW_SECONDS = 1e-3
-_SLOW_ELEMENTS = 3  # one after another; the first of an epoch mostly is one
+_SLOW_ELEMENTS = 3
+_SLOW_PART = 0.1
 
 
 class _End:
@@ -58,7 +60,9 @@ class _Line:
         if_slow: bool,
     ) -> None:
         self.cursor, self._finish, self._keeps_going = cursor, finish, keeps_going
-        self._size, self._slow_left = size, _SLOW_ELEMENTS if if_slow else 0
+        self._size, self._if_slow = size, if_slow
+        self._slow_elements, self._slow_seconds = 0, 0.0
+        self._begin: float | None = None
         self.lock = threading.Lock()  # held by who makes an element
         self.ready: SimpleQueue[Any] = SimpleQueue()
         self.permits: SimpleQueue[bool] = SimpleQueue()  # to make one that will wait
@@ -85,14 +89,20 @@ class _Line:
 
     def make_for_owner(self) -> Any:
         """The same, for an owner that found nothing ready."""
-        if not self._slow_left:
+        if not self._if_slow:
             return self.make()
-        begin = time.perf_counter()
+        before = time.perf_counter()
         item = self.make()
-        is_slow = time.perf_counter() - begin > _SLOW_SECONDS
-        self._slow_left = self._slow_left - 1 if is_slow else _SLOW_ELEMENTS
-        if not self._slow_left:
-            self._permit_all()
+        now = time.perf_counter()
+        if self._begin is None:  # the first one is slow where it prepares a pass
+            self._begin = now
+        elif now - before > _SLOW_SECONDS:
+            self._slow_elements += 1
+            self._slow_seconds += now - before
+            is_much = self._slow_seconds > _SLOW_PART * (now - self._begin)
+            if is_much and self._slow_elements >= _SLOW_ELEMENTS:
+                self._if_slow = False
+                self._permit_all()
         return item
 
     def end(self, error: BaseException | None) -> _End:

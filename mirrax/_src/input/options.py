@@ -145,8 +145,8 @@ class InputOptions(
             worker or once for each replica.
         experimental_place_dataset_on_device: Not supported; only False.
         experimental_per_replica_buffer_size: The batches that are copied ahead, in the
-            background; 0 for none. With 1, where CPU replicas take all cores, only batches
-            that take more than a millisecond are.
+            background; 0 for none. With 1, where CPU replicas take all cores, none are
+            until batches have turned out to be slow.
         last_batch: What happens to a batch that is not full. "exact": it is split over
             the replicas as it is, some of which may get less, or nothing. "drop": it is
             left out. "pad": it is filled up with zeros, and every element is a pair

@@ -6,10 +6,14 @@ import traceback
 from functools import cache
 from typing import Any
 
+from helpers.programs import compile_quickly
+
 from .. import mirrax_api
 from ..describe import describe
 from .clusters import CLUSTERS, WorkerApi
 from .scenarios import WorkersScenario, all_scenarios
+
+compile_quickly()  # in workers, which import this
 
 
 def answer(name: str, engine: str) -> tuple[Any, str]:
