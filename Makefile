@@ -29,7 +29,7 @@ INSTALL := -m pip install --quiet --no-compile
 # One more than two cores: a third of the tests wait for processes more than they compute.
 WORKERS ?= 3
 
-.PHONY: install demo test test-interop test-newest quick thorough lint types docs bench bench-peers kills soak clean
+.PHONY: install demo test test-here test-elsewhere test-interop test-newest quick thorough lint types docs bench bench-peers kills soak clean
 
 install: $(VENV)/.installed
 
@@ -49,12 +49,19 @@ lint: install
 types: install
 	$(BIN)/pyright
 
-# First all environments, lint and types, side by side; then the tests. The two small parts go side
-# by side, so that neither leaves a core idle while its last file runs.
+# Two rows side by side: the tests, a third of which wait more than they compute, and all else,
+# which has few processes of its own. What the first row prints is shown at once.
 test:
-	$(MAKE) -j 2 --output-sync lint types $(INTEROP)/.installed $(NEWEST_INSTALLED)
-	$(PYTEST) -n $(WORKERS) --ignore tests/interop
-	$(MAKE) -j 2 --output-sync test-interop test-newest
+	$(MAKE) -j 2 --output-sync test-here test-elsewhere
+
+test-here: install
+	+$(PYTEST) -n $(WORKERS) --ignore tests/interop
+
+test-elsewhere: install $(NEWEST_INSTALLED)
+	$(MAKE) lint
+	$(MAKE) types
+	$(MAKE) test-interop FEW=1
+	$(MAKE) test-newest FEW=1
 
 # An environment of its own: the libraries are large, and nothing else may need them.
 $(INTEROP)/.installed: pyproject.toml | install
@@ -63,10 +70,10 @@ $(INTEROP)/.installed: pyproject.toml | install
 	touch $@
 
 test-interop: $(INTEROP)/.installed
-	$(INTEROP)/bin/python -m pytest -n 2 tests/interop
+	$(INTEROP)/bin/python -m pytest -n $(if $(FEW),1,2) tests/interop
 
 # The newest JAX wants a newer Python than mirrax does.
-$(NEWEST)/.installed: pyproject.toml | install
+$(NEWEST)/.installed: pyproject.toml
 	test -x $(NEWEST)/bin/python || $(NEWEST_PYTHON) -m venv $(NEWEST)
 	$(NEWEST)/bin/python $(INSTALL) --upgrade --editable '.[suite]'
 	touch $@
@@ -76,7 +83,7 @@ test-newest:
 	@echo 'Not tested with the newest JAX: there is no Python 3.12 or newer on PATH or in pyenv.'
 else
 test-newest: $(NEWEST)/.installed
-	$(NEWEST)/bin/python -m pytest -n $(WORKERS) -m 'newest' --ignore tests/interop
+	$(NEWEST)/bin/python -m pytest -n $(if $(FEW),2,$(WORKERS)) -m 'newest' --ignore tests/interop
 endif
 
 quick: install
