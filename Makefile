@@ -29,7 +29,7 @@ INSTALL := -m pip install --quiet --no-compile
 # One more than two cores: a third of the tests wait for processes more than they compute.
 WORKERS ?= 3
 
-.PHONY: install demo test test-here test-elsewhere test-interop test-newest quick thorough lint types docs bench bench-peers kills soak clean
+.PHONY: install demo test test-here lint-and-environments test-interop test-newest quick thorough lint types docs bench bench-peers kills soak clean
 
 install: $(VENV)/.installed
 
@@ -49,19 +49,21 @@ lint: install
 types: install
 	$(BIN)/pyright
 
-# Two rows side by side: the tests, a third of which wait more than they compute, and all else,
-# which has few processes of its own. What the first row prints is shown at once.
-test:
-	$(MAKE) -j 2 --output-sync test-here test-elsewhere
+# The tests, a third of which wait more than they compute, run beside lint, types and the other
+# environments; what they print is shown at once. Then the two small parts, with few processes,
+# each of which imports TensorFlow and Keras, or collects all tests.
+test: install
+	$(MAKE) -j 2 --output-sync test-here lint-and-environments
+	$(MAKE) -j 2 --output-sync FEW=1 test-interop test-newest
 
 test-here: install
 	+$(PYTEST) -n $(WORKERS) --ignore tests/interop
 
-test-elsewhere: install $(NEWEST_INSTALLED)
+lint-and-environments: install
 	$(MAKE) lint
 	$(MAKE) types
-	$(MAKE) test-interop FEW=1
-	$(MAKE) test-newest FEW=1
+	$(MAKE) $(INTEROP)/.installed
+	$(if $(NEWEST_INSTALLED),$(MAKE) $(NEWEST_INSTALLED))
 
 # An environment of its own: the libraries are large, and nothing else may need them.
 $(INTEROP)/.installed: pyproject.toml | install
@@ -73,7 +75,7 @@ test-interop: $(INTEROP)/.installed
 	$(INTEROP)/bin/python -m pytest -n $(if $(FEW),1,2) tests/interop
 
 # The newest JAX wants a newer Python than mirrax does.
-$(NEWEST)/.installed: pyproject.toml
+$(NEWEST)/.installed: pyproject.toml | install
 	test -x $(NEWEST)/bin/python || $(NEWEST_PYTHON) -m venv $(NEWEST)
 	$(NEWEST)/bin/python $(INSTALL) --upgrade --editable '.[suite]'
 	touch $@
@@ -83,7 +85,7 @@ test-newest:
 	@echo 'Not tested with the newest JAX: there is no Python 3.12 or newer on PATH or in pyenv.'
 else
 test-newest: $(NEWEST)/.installed
-	$(NEWEST)/bin/python -m pytest -n $(if $(FEW),2,$(WORKERS)) -m 'newest' --ignore tests/interop
+	$(NEWEST)/bin/python -m pytest -n $(if $(FEW),1,$(WORKERS)) -m 'newest' --ignore tests/interop
 endif
 
 quick: install

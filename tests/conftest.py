@@ -18,8 +18,8 @@ _SLOW = (
 # quick test of what depends on JAX once, with its last parameters: mostly the compiled engine.
 # Tests with several workers are there once too, quick or not, if they use the pool that most use:
 # processes of their own cost seconds each.
-_NEWEST_WHOLE = ("base", "collectives", "engines")
-_NEWEST = (*_NEWEST_WHOLE, "behaviour", "strategies", "train", "workers")
+_NEWEST_WHOLE = ("base", "collectives")
+_NEWEST = (*_NEWEST_WHOLE, "engines", "behaviour", "strategies", "train", "workers")
 
 # One process has all of such a folder: its tests share worker processes, or wait more than
 # they compute, while other processes compute. What takes long comes first.
