@@ -29,7 +29,7 @@ INSTALL := -m pip install --quiet --no-compile
 # One more than two cores: a third of the tests wait for processes more than they compute.
 WORKERS ?= 3
 
-.PHONY: install demo test test-here lint-and-environments test-interop test-newest quick thorough lint types docs bench bench-peers kills soak clean
+.PHONY: install demo test test-here lint-and-libraries test-interop test-newest quick thorough lint types docs bench bench-peers kills soak clean
 
 install: $(VENV)/.installed
 
@@ -49,21 +49,20 @@ lint: install
 types: install
 	$(BIN)/pyright
 
-# The tests, a third of which wait more than they compute, run beside lint, types and the other
-# environments; what they print is shown at once. Then the two small parts, with few processes,
-# each of which imports TensorFlow and Keras, or collects all tests.
-test: install
-	$(MAKE) -j 2 --output-sync test-here lint-and-environments
-	$(MAKE) -j 2 --output-sync FEW=1 test-interop test-newest
+# The tests, a third of which wait more than they compute, run beside lint, types and the largest
+# environment; what they print is shown at once. Then the two small parts, side by side.
+test:
+	$(MAKE) -j 2 --output-sync install $(NEWEST_INSTALLED)
+	$(MAKE) -j 2 --output-sync test-here lint-and-libraries
+	$(MAKE) -j 2 --output-sync WORKERS=2 test-interop test-newest
 
 test-here: install
 	+$(PYTEST) -n $(WORKERS) --ignore tests/interop
 
-lint-and-environments: install
+lint-and-libraries: install
 	$(MAKE) lint
 	$(MAKE) types
 	$(MAKE) $(INTEROP)/.installed
-	$(if $(NEWEST_INSTALLED),$(MAKE) $(NEWEST_INSTALLED))
 
 # An environment of its own: the libraries are large, and nothing else may need them.
 $(INTEROP)/.installed: pyproject.toml | install
@@ -72,10 +71,10 @@ $(INTEROP)/.installed: pyproject.toml | install
 	touch $@
 
 test-interop: $(INTEROP)/.installed
-	$(INTEROP)/bin/python -m pytest -n $(if $(FEW),1,2) tests/interop
+	$(INTEROP)/bin/python -m pytest -n 2 tests/interop
 
 # The newest JAX wants a newer Python than mirrax does.
-$(NEWEST)/.installed: pyproject.toml | install
+$(NEWEST)/.installed: pyproject.toml
 	test -x $(NEWEST)/bin/python || $(NEWEST_PYTHON) -m venv $(NEWEST)
 	$(NEWEST)/bin/python $(INSTALL) --upgrade --editable '.[suite]'
 	touch $@
@@ -85,7 +84,7 @@ test-newest:
 	@echo 'Not tested with the newest JAX: there is no Python 3.12 or newer on PATH or in pyenv.'
 else
 test-newest: $(NEWEST)/.installed
-	$(NEWEST)/bin/python -m pytest -n $(if $(FEW),1,$(WORKERS)) -m 'newest' --ignore tests/interop
+	$(NEWEST)/bin/python -m pytest -n $(WORKERS) -m 'newest' --ignore tests/interop
 endif
 
 quick: install

@@ -178,8 +178,7 @@ def test_a_distributed_dataset_in_fit():
 # Which Keras -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("backend", ["tensorflow", "torch"])
-def test_another_backend_is_named(backend):
+def test_another_backend_is_named():
     code = """
         import mirrax as mx
         import keras
@@ -187,8 +186,8 @@ def test_another_backend_is_named(backend):
         with mx.MirroredStrategy(["CPU:0"]).scope():
             keras.layers.Dense(2).build((None, 3))
     """
-    done = run_python(code, KERAS_BACKEND=backend)
-    assert f"runs on its {backend!r} backend" in done.stderr
+    done = run_python(code, KERAS_BACKEND="tensorflow")
+    assert "runs on its 'tensorflow' backend" in done.stderr
     assert "KERAS_BACKEND=jax" in done.stderr
 
 
