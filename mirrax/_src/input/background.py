@@ -28,8 +28,9 @@ _FIRST_WAIT_SECONDS = 2e-4
 _LONGEST_WAIT_SECONDS = 1e-2
 _RETRY_SECONDS = 0.05
 # Where no core is free a thread reads ahead after so many elements that took so long, if they
-# took such a part of the time: others are made as quickly by their owner.
-_SLOW_SECONDS = 1e-3
+# took such a part of the time: others are made as quickly by their owner. Less may only mean that
+# another thread had the core.
+_SLOW_SECONDS = 5e-3
 _SLOW_ELEMENTS = 3
 _SLOW_PART = 0.1
 
