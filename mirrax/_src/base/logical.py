@@ -29,12 +29,13 @@ _POOL_VARIABLES = ("PJRT_NPROC", "NPROC")
 _THREAD_NAME = "tf_XLAEigen"
 _STEPS_BEFORE_WAIT = 8
 
-# XLA takes the buffers of each step from glibc, which by default gives them back to the system:
-# the page faults of the next step take up to a fifth of its time. Numbers as in <malloc.h>.
+# If one of these is set, the user has chosen how memory is kept.
 _MALLOC_VARIABLES = (
     *("MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_", "MALLOC_MMAP_THRESHOLD_"),
     *("MALLOC_MMAP_MAX_", "GLIBC_TUNABLES"),
 )
+# XLA takes the buffers of each step from glibc, which by default gives them back to the system:
+# the page faults of the next step take up to a fifth of its time. Numbers as in <malloc.h>.
 _KEEP_FREED = {
     -1: 256 * 2**20,  # M_TRIM_THRESHOLD: so much may be free at the end of a heap
     -2: 48 * 2**20,  # M_TOP_PAD: of a thread's heaps, of 64 MiB each, one or two stay
