@@ -1,7 +1,8 @@
 """Does anything grow faster than what it grows with?
 
 Step time, host time, first step and memory against the number of replicas (logical CPUs),
-variables, leaves of a batch and rows of a dataset. Each point runs in a process of its own,
+variables, leaves of a batch and rows of a dataset; for the first two also those of the same step
+hand-written in JAX, small tensors packed: what grows there too is XLA's. Each point runs in a process of its own,
 with a time limit, and all of them in `--seconds`. The slope is the exponent of the power law
 that fits the larger half of the points: 1 is linear. Times are processor time of the whole
 process, which other programs disturb little; GROWTH.md and growth.svg have what was measured.
@@ -10,6 +11,7 @@ process, which other programs disturb little; GROWTH.md and growth.svg have what
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import math
 import resource
@@ -25,20 +27,24 @@ from xml.sax.saxutils import escape
 import numpy as np
 
 HERE = Path(__file__).parent
+_REPLICAS = (1, 2, 4, 8, 16, 32, 64)
+_VARIABLES = (10, 100, 500, 1000, 2000, 5000)
 POINTS = {
-    "replicas": (1, 2, 4, 8, 16, 32, 64),
-    "variables": (10, 100, 500, 1000, 2000, 5000),
+    "replicas": _REPLICAS,
+    "replicas, by hand": _REPLICAS,
+    "variables": _VARIABLES,
+    "variables, by hand": _VARIABLES,
     "leaves": (1, 10, 100, 1000),
     "rows": (1_000, 10_000, 100_000, 400_000),
 }
 FIGURES = {"step": "ms", "host": "ms", "first step": "s", "memory": "MB"}
-MOST_SECONDS = 90.0
+MOST_SECONDS = 240.0
 STEPS = 10
 
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--seconds", type=float, default=300)
+    options.add_argument("--seconds", type=float, default=900)
     options.add_argument("--only", choices=POINTS, nargs="+", default=list(POINTS))
     options.add_argument("--output", type=Path, default=HERE, help="a folder")
     options.add_argument("--point", nargs=2, help=argparse.SUPPRESS)
@@ -112,26 +118,23 @@ def strategy_of(replicas: int) -> Any:
     return mx.distribute.MirroredStrategy([f"CPU:{i}" for i in range(replicas)])
 
 
-def replicas_step(count: int) -> Callable[[], Any]:
+def replicas_step(count: int, make: str = "with_variables") -> Callable[[], Any]:
     """An MLP, 64 rows for each replica."""
+    import training
+    from common import cpu_devices
     from models import mlp
-    from training import distribute, variables_step
 
-    strategy, model = strategy_of(count), mlp(64, 128, 128, 10)
-    step = variables_step(strategy, model)
-    batch = distribute(strategy, model.make_batch(size=64 * count))
-    return lambda: strategy.run(step, args=tuple(batch))
+    model = dataclasses.replace(mlp(64, 128, 128, 10), batch_size=64 * count)
+    return getattr(training, make)(model, cpu_devices(count))
 
 
-def variables_step_of(count: int) -> Callable[[], Any]:
+def variables_step(count: int, make: str = "with_variables") -> Callable[[], Any]:
     """Small variables, one operation each, on 2 replicas."""
+    import training
+    from common import cpu_devices
     from models import small_variables
-    from training import distribute, variables_step
 
-    strategy, model = strategy_of(2), small_variables(count)
-    step = variables_step(strategy, model)
-    batch = distribute(strategy, model.make_batch())
-    return lambda: strategy.run(step, args=tuple(batch))
+    return getattr(training, make)(small_variables(count), cpu_devices(2))
 
 
 def leaves_step(count: int) -> Callable[[], Any]:
@@ -169,7 +172,9 @@ def rows_step(count: int) -> Callable[[], Any]:
 
 MAKERS: dict[str, Callable[[int], Callable[[], Any]]] = {
     "replicas": replicas_step,
-    "variables": variables_step_of,
+    "replicas, by hand": lambda n: replicas_step(n, "handwritten_packed"),
+    "variables": variables_step,
+    "variables, by hand": lambda n: variables_step(n, "handwritten_packed"),
     "leaves": leaves_step,
     "rows": rows_step,
 }
@@ -189,10 +194,15 @@ def slope_of(points: dict[int, float]) -> float | None:
 
 
 def write(found: dict[str, dict[int, Any]], folder: Path) -> None:
+    from common import describe_machine
+
+    where = describe_machine()
+    versions = ", ".join(f"{k} {v}" for k, v in where["versions"].items())
     lines = [
         "# Growth",
         "",
         "Written by `python benchmarks/growth.py`, which says what is measured.",
+        f"{where['date']}, {where['machine']}, {versions}.",
         "",
     ]
     plots = []

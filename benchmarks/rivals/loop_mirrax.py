@@ -11,6 +11,7 @@ sys.path.append(str(Path(__file__).parents[1]))
 
 import jax
 import jax.numpy as jnp
+import optax
 from looping import ADAM_RATE, MOMENTUM, ODD, RATE, Loop, Training, run
 from models import losses_named
 
@@ -31,10 +32,10 @@ def make(loop: Loop) -> Training:
     losses_of = losses_named(loop.model)
     with strategy.scope():
         variables = [mx.Variable(p) for p in loop.parameters]
-        optimizer = (
-            mx.train.Optimizer("adam", learning_rate=ADAM_RATE)
+        optimizer = mx.train.Optimizer(
+            optax.adam(ADAM_RATE)
             if loop.is_transformer
-            else mx.train.Optimizer("sgd", learning_rate=RATE, momentum=MOMENTUM)
+            else optax.sgd(RATE, momentum=MOMENTUM)
         )
 
     def replica_step(x: Any, y: Any) -> Any:

@@ -46,9 +46,9 @@ def test_fit_learns_the_same_on_replicas_and_on_workers():
     assert replicas[0] == "2 replicas"
     assert percentage_in(replicas[-1]) > 85
     run = ("-m", "mirrax", "run", "--workers", "2")
-    workers = losses_in(start(*run, "examples/keras_fit.py", "--epochs", "5"))
-    assert len(workers) == 5
-    assert workers == pytest.approx(losses_in(replicas)[:5], abs=2e-3)
+    workers = losses_in(start(*run, "examples/keras_fit.py", "--epochs", "6"))
+    # Those of all six epochs; of 25 it prints the first, the sixth and so on.
+    assert workers[::5] == pytest.approx(losses_in(replicas)[:2], abs=2e-3)
 
 
 def test_the_gan_learns_a_distribution():
