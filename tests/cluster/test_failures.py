@@ -459,7 +459,9 @@ def test_a_worker_that_does_something_else_is_found_within_the_timeout(what: str
     with start(script, step_timeout=2) as workers:
         workers.expect_end(FAILED, FAILED, within=LIMIT)
         for worker in workers:
-            assert "has not arrived for 2 s, while worker" in worker.output
+            late = r"has not arrived for (\d+) s, while worker"
+            found = re.search(late, worker.output)
+            assert found and int(found[1]) >= 2, worker.output
             assert re.search(r"Worker [01] \(.*last at step [56]", worker.output)
 
 
@@ -690,7 +692,7 @@ def test_an_error_that_one_worker_catches_ends_in_a_named_wait(fn: str):
     with start(script, step_timeout=2) as workers:
         workers.expect_end(FAILED, FAILED, within=LIMIT)
         assert "caught" in workers[1].output
-        assert_named(workers, 1, "has not arrived for 2 s", "in train.py:")
+        assert_named(workers, 1, "has not arrived for ", "in train.py:")
 
 
 def test_a_save_that_fails_on_the_first_worker_ends_all():
