@@ -29,7 +29,7 @@ INSTALL := -m pip install --quiet --no-compile
 # One more than two cores: a third of the tests wait for processes more than they compute.
 WORKERS ?= 3
 
-.PHONY: install demo test test-here test-beside test-interop test-newest quick thorough lint types docs bench bench-peers kills soak clean
+.PHONY: install demo test test-here lint-and-libraries test-interop test-newest quick thorough lint types docs bench bench-peers kills soak clean
 
 install: $(VENV)/.installed
 
@@ -49,19 +49,20 @@ lint: install
 types: install
 	$(BIN)/pyright
 
-# The tests, a third of which wait more than they compute, are shown as they run; all the rest runs
-# beside them, one thing after the other, so that neither core ever waits.
+# The tests, a third of which wait more than they compute, run beside lint, types and the largest
+# environment; what they print is shown at once. Then the two small parts, side by side.
 test:
-	$(MAKE) -j 2 --output-sync test-here test-beside
+	$(MAKE) -j 2 --output-sync install $(NEWEST_INSTALLED)
+	$(MAKE) -j 2 --output-sync test-here lint-and-libraries
+	$(MAKE) -j 2 --output-sync WORKERS=2 test-interop test-newest
 
 test-here: install
 	+$(PYTEST) -n $(WORKERS) --ignore tests/interop
 
-test-beside: install $(NEWEST_INSTALLED)
+lint-and-libraries: install
 	$(MAKE) lint
 	$(MAKE) types
-	$(MAKE) WORKERS=2 test-newest
-	$(MAKE) test-interop
+	$(MAKE) $(INTEROP)/.installed
 
 # An environment of its own: the libraries are large, and nothing else may need them.
 $(INTEROP)/.installed: pyproject.toml | install
