@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
 import threading
+import weakref
 from typing import Any
 
 import jax
@@ -156,6 +158,19 @@ def test_counting_in_a_module_traces_once(two_cpus: Any) -> None:
         two_cpus.run(fn, (X,))
     assert (fn.trace_count, model.calls) == (1, 1)
     Counting()
+    two_cpus.run(fn, (X,))
+    assert fn.trace_count == 1
+
+
+def test_a_model_that_is_collected_costs_no_trace(two_cpus: Any) -> None:
+    model = nnx.Dropout(0.5, rngs=nnx.Rngs(0))
+    model.eval()
+    fn = mx.function(lambda x: x + 1)
+    two_cpus.run(fn, (X,))
+    gone = weakref.ref(model)
+    del model
+    gc.collect()
+    assert gone() is None
     two_cpus.run(fn, (X,))
     assert fn.trace_count == 1
 

@@ -43,7 +43,8 @@ class Delivery:
             self._check_structure(whole)
             count = len(step)
             return map_leaves(
-                lambda leaf: deliver(_cut(leaf, count), shapes and next(shapes)), whole
+                lambda leaf: deliver(_cut(leaf, count), shapes and next(shapes), True),
+                whole,
             )
         values = [_own(part) for part in step]
         self._check_structure(values[0])
@@ -72,15 +73,22 @@ class Delivery:
             ) from None
         self._number += 1
 
-    def _put(self, parts: tuple[Any, ...], shapes: Any) -> Any:
-        """One leaf's parts on the devices; text stays where it is."""
-        check_leaves(parts)
+    def _put(self, parts: tuple[Any, ...], shapes: Any, are_alike: bool = False) -> Any:
+        """One leaf's parts on the devices; text stays where it is.
+
+        If they `are_alike`, they are not looked at one by one.
+        """
+        if not are_alike:
+            check_leaves(parts)
         mesh, first = self._mesh, parts[0]
         assert mesh is not None
         if _is_text(first):
             return self._regrouped(parts, shapes)
-        every = shapes or [(list(p.shape), p.dtype) for p in parts]
-        is_even = mesh.size > 1 and first.ndim and all(s == every[0] for s in every)
+        every = shapes
+        if every is None and not are_alike:
+            every = [(list(p.shape), p.dtype) for p in parts]
+        is_even = not every or all(s == every[0] for s in every)
+        is_even = is_even and mesh.size > 1 and first.ndim
         if not is_even:
             put = [
                 put_uncommitted(p, device)
@@ -91,8 +99,11 @@ class Delivery:
         array = put_parts(parts, shape, mesh.split, mesh.local_devices)
         return PerReplica.of(array, mesh, Layout.SPLIT)
 
-    def _regrouped(self, parts: Sequence[Any], shapes: Any) -> Any:
-        check_leaves(parts)
+    def _regrouped(
+        self, parts: Sequence[Any], shapes: Any, are_alike: bool = False
+    ) -> Any:
+        if not are_alike:
+            check_leaves(parts)
         if shapes is not None:
             return PerReplica(parts, tuple(map(_canonical, shapes)), self._mesh)
         return parts[0] if len(parts) == 1 else PerReplica(parts, mesh=self._mesh)
@@ -103,13 +114,16 @@ def _looked_up_at_once(step: Step) -> PyTree | None:
     first = step[0]
     if not isinstance(first, Block) or isinstance(first.table, Singles):
         return None
+    table, rows = first.table, len(first)
     for part in step:
-        if not isinstance(part, Block) or part.table is not first.table:
+        if not isinstance(part, Block) or part.table is not table:
             return None
-        if len(part) != len(first) or not len(part):
+        if len(part.index) != rows:
             return None
+    if not rows:
+        return None
     try:
-        return _own(Block(first.table, _joined([part.index for part in step])))
+        return _own(Block(table, _joined([part.index for part in step])))
     except (ValueError, StructureError):
         # Rows of two parts that differ, or one with an error: part by part.
         return None
@@ -118,10 +132,11 @@ def _looked_up_at_once(step: Step) -> PyTree | None:
 def _joined(parts: list[Index]) -> Index:
     """One index after the other; ranges that follow each other are one again."""
     first, last = parts[0], parts[-1]
-    if isinstance(first, range) and isinstance(last, range):
+    if all(type(part) is range for part in parts):
         whole = range(first.start, last.stop, first.step)
-        size = len(first)
-        if all(whole[i * size : (i + 1) * size] == p for i, p in enumerate(parts)):
+        starts = [part.start for part in parts]
+        is_whole = list(whole[:: len(first)]) == starts
+        if is_whole and all(part.step == first.step for part in parts):
             return whole
     return np.concatenate([np.asarray(part) for part in parts])
 

@@ -165,30 +165,35 @@ class Settings:
     """Which plain attributes of modules are not as they were at first (`model.eval()`).
 
     A program is built for them. `token` stands for all that have changed: it is the same
-    object whenever the same ones have the same values.
+    object whenever the same ones have the same values. It stays when a module is collected, at
+    whatever moment that is: no program changes by it.
     """
 
     def __init__(self) -> None:
         self._owners: dict[int, Any] = {}
         self._first: dict[tuple[int, str], Any] = {}
         self._changed: dict[tuple[int, str], Any] = {}
+        self._collected: list[int] = []
         self._tokens: dict[frozenset[Any], frozenset[Any]] = {}
         self.token: frozenset[Any] = frozenset()
 
     def note(self, owner: Any, name: str, old: Any, new: Any) -> None:
         """Notes that an attribute of `owner` is set, which was `old` before."""
+        self._forget_collected()
         key, now = (id(owner), f"{type(owner).__name__}.{name}"), _Value(new)
         first = self._first.get(key)
         if first is None:
             if now == _Value(old):
                 return
-            self._owners[key[0]] = weakref.ref(owner, lambda _: self._forget(key[0]))
+            forget = self._collected.append
+            self._owners[key[0]] = weakref.ref(owner, lambda _: forget(key[0]))
             first = self._first[key] = _Value(old)
         if now == first:
             self._changed.pop(key, None)
         else:
             self._changed[key] = now
-        self._renew()
+        token = frozenset(self._changed.items())
+        self.token = self._tokens.setdefault(token, token)
 
     @staticmethod
     def explain(old: frozenset[Any], new: frozenset[Any]) -> str:
@@ -196,17 +201,14 @@ class Settings:
         names = sorted({name for (_, name), _ in old ^ new})
         return f"{', '.join(names[:3])} has changed" if names else ""
 
-    def _forget(self, number: int) -> None:
-        self._owners.pop(number, None)
-        for every in (self._first, self._changed):
-            for key in [k for k in every.copy() if k[0] == number]:
-                del every[key]
-        self._renew()
-
-    def _renew(self) -> None:
-        # Of a copy: memory may be collected meanwhile, and an owner with it.
-        token = frozenset(self._changed.copy().items())
-        self.token = self._tokens.setdefault(token, token)
+    def _forget_collected(self) -> None:
+        """Before the number of a collected module is taken for that of a new one."""
+        while self._collected:
+            number = self._collected.pop()
+            self._owners.pop(number, None)
+            for every in (self._first, self._changed):
+                for key in [k for k in every if k[0] == number]:
+                    del every[key]
 
 
 class _Value:
