@@ -866,10 +866,10 @@ def test_memory_does_not_grow_over_eager_steps():
         for _ in range(20):
             strategy.run(step, (x,))
         before = resident()
-        for done in range(1, 401):
+        for done in range(1, 251):
             strategy.run(step, (x,))
             growth = (resident() - before) / 2**20
-            if growth > 16:
+            if growth > 10:
                 break
         print(f"{growth:.1f} {done}")
         """
@@ -877,5 +877,5 @@ def test_memory_does_not_grow_over_eager_steps():
     assert done.returncode == 0, done.stderr
     growth, steps = done.stdout.split()
     # JAX keeps up to 8192 signatures of what is called in gradients, about 8 KiB a step here.
-    assert float(growth) < 8, f"{growth} MiB more after {steps} steps"
-    assert steps == "400"
+    assert float(growth) < 5, f"{growth} MiB more after {steps} steps"
+    assert steps == "250"

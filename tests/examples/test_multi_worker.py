@@ -150,18 +150,6 @@ def test_two_workers_end_with_the_weights_of_one(
         np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-5)
 
 
-def test_killed_workers_cost_no_bit(trained: tuple[Path, str], tmp_path: Path) -> None:
-    printed = run_example(tmp_path, restarts=2, KILLS=2)
-    for victim in range(2):
-        line = rf"mirrax: restart {victim + 1} of 2 .* because worker {victim} ended: .*SIGKILL"
-        assert re.search(line, printed), printed
-    line = rf"^worker 1 \| Restored {tmp_path}/saved/ckpt-(\d)\.$"
-    first, second = re.findall(line, printed, re.MULTILINE)
-    assert "0" < first < second
-    for worker in range(2):
-        assert_same_bits(weights_of(worker, tmp_path), weights_of(worker, trained[0]))
-
-
 # The tutorial's helpers for workers that all write, each into a place of its own.
 TEMPORARY = """
 import shutil
@@ -185,9 +173,8 @@ CLEANUP = """    checkpoint_manager.save()
 """
 
 
-def test_temporary_directories_as_in_the_tutorial_do_no_harm(
-    trained: tuple[Path, str], tmp_path: Path
-) -> None:
+def with_temporary_directories() -> str:
+    """The example, with the tutorial's way to save."""
     text = MAIN.read_text()
     for old, new in [
         ("\ncheckpoint = mx", f"{TEMPORARY}\ncheckpoint = mx"),
@@ -196,15 +183,25 @@ def test_temporary_directories_as_in_the_tutorial_do_no_harm(
     ]:
         assert text.count(old) == 1
         text = text.replace(old, new)
+    return text
+
+
+def test_killed_workers_cost_no_bit_and_temporary_directories_do_no_harm(
+    trained: tuple[Path, str], tmp_path: Path
+) -> None:
     main = tmp_path / "main.py"
-    main.write_text(text)
-    run_example(tmp_path, main, epochs=2)
-    assert os.listdir(tmp_path / "saved") == ["ckpt-2"]
-    assert os.listdir(tmp_path / "workertemp_1") == []
-    printed = run_example(tmp_path, main)
-    assert printed.count(f"Restored {tmp_path}/saved/ckpt-2.") == 2
+    main.write_text(with_temporary_directories())
+    printed = run_example(tmp_path, main, restarts=2, KILLS=2)
+    for victim in range(2):
+        line = rf"mirrax: restart {victim + 1} of 2 .* because worker {victim} ended: .*SIGKILL"
+        assert re.search(line, printed), printed
     for worker in range(2):
+        line = rf"^worker {worker} \| Restored {tmp_path}/saved/ckpt-(\d)\.$"
+        first, second = re.findall(line, printed, re.MULTILINE)
+        assert "0" < first < second
         assert_same_bits(weights_of(worker, tmp_path), weights_of(worker, trained[0]))
+    assert os.listdir(tmp_path / "saved") == [f"ckpt-{EPOCHS}"]
+    assert os.listdir(tmp_path / "workertemp_1") == []
 
 
 def test_the_pages_examples_run_on_two_workers(tmp_path: Path) -> None:

@@ -122,10 +122,6 @@ PROGRAMS = {
 }
 
 
-# What they print is read by other tests as well; the rest is forked.
-STARTED_ALONE = ("r2_0_multi_worker", "r2_0_numpy_evaluation")
-
-
 def make_strategy(name: str, replicas: int) -> Any:
     """A strategy of the generation that the example was written for."""
     devices = [f"CPU:{i}" for i in range(replicas)]
@@ -142,7 +138,17 @@ def losses_and_quality(name: str, replicas: int, tmp_path: Path) -> Any:
     return train(make_strategy(name, replicas), epochs=PROGRAMS[name].epochs, **more)
 
 
-@functools.cache
+Run = Callable[[str], tuple[str, str]]
+
+
+@pytest.fixture(scope="module")
+def run(zygote: Zygote) -> Run:
+    """Runs a program, once: what it prints, and what it warns of."""
+    return functools.cache(
+        lambda name: zygote.run_program(OLDER / f"{name}.py", warn="DeprecationWarning")
+    )
+
+
 def start(*command: str) -> tuple[str, str]:
     """What a command of Python prints, and what it warns of; other warnings are errors."""
     environment = os.environ | {"PYTHONPATH": str(OLDER.parents[1])}
@@ -179,12 +185,8 @@ def test_losses_do_not_depend_on_the_number_of_replicas(
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_the_program_learns_when_a_user_starts_it(name: str, zygote: Zygote) -> None:
-    printed, warned = (
-        start(f"{name}.py")
-        if name in STARTED_ALONE
-        else zygote.run_program(OLDER / f"{name}.py", warn="DeprecationWarning")
-    )
+def test_the_program_learns_when_a_user_starts_it(name: str, run: Run) -> None:
+    printed, warned = run(name)
     found = re.fullmatch(PROGRAMS[name].last_line, printed.splitlines()[-1])
     assert found is not None, printed
     assert PROGRAMS[name].is_good(float(found[1])), printed
@@ -193,17 +195,17 @@ def test_the_program_learns_when_a_user_starts_it(name: str, zygote: Zygote) -> 
         assert len(re.findall(told, warned, re.MULTILINE)) == 1, warned
 
 
-def test_the_evaluation_counts_what_numpy_counts() -> None:
-    printed, _ = start("r2_0_numpy_evaluation.py")
+def test_the_evaluation_counts_what_numpy_counts(run: Run) -> None:
+    printed, _ = run("r2_0_numpy_evaluation")
     *_, counted, evaluated = printed.splitlines()
     right, rows = re.findall(r"\d+", counted)
     assert rows == "113" and evaluated == f"{int(right) / 113:.2%} on 2 replicas."
 
 
-def test_two_workers_learn_what_one_learns() -> None:
-    alone, _ = start("r2_0_multi_worker.py")
-    run = ("-m", "mirrax", "run", "--workers", "2", "--devices-per-worker", "1")
-    printed, _ = start(*run, "r2_0_multi_worker.py")
+def test_two_workers_learn_what_one_learns(run: Run) -> None:
+    alone, _ = run("r2_0_multi_worker")
+    launch = ("-m", "mirrax", "run", "--workers", "2", "--devices-per-worker", "1")
+    printed, _ = start(*launch, "r2_0_multi_worker.py")
     losses = re.findall(r"^epoch \d+: loss ([\d.]+)$", alone, re.MULTILINE)
     line = r"^worker (\d) \| epoch \d+: loss ([\d.]+)$"
     workers, same = zip(*re.findall(line, printed, re.MULTILINE))

@@ -500,11 +500,8 @@ import numpy as np
 def double(x):
     return x * 2 if x >= 0 else x
 
-def whose(x):
-    return os.getpid()
-
 def mixed(x):
-    return {"text": str(x), "ragged": np.arange(x % 3)}
+    return {"text": str(x), "ragged": np.arange(x % 3), "whose": os.getpid()}
 
 def broken(x):
     if x == 70:
@@ -531,14 +528,22 @@ def main():
     doubled = processes(double)
     assert [int(x) for x in doubled] == list(range(0, 200, 2))
     assert [int(x) for x in doubled] == list(range(0, 200, 2))
-    found = [(e["text"], len(e["ragged"])) for e in processes(mixed)]
+    dataset = processes(mixed)
+    found = [(e["text"], len(e["ragged"])) for e in dataset]
     assert found == [(str(i).encode(), i % 3) for i in range(100)]
+    found = {int(e["whose"]) for e in dataset}
+    assert os.getpid() not in found and 1 <= len(found) <= 2
+    iterator = iter(dataset)
+    next(iterator)
+    del iterator, dataset
+    gc.collect()
+    assert not any(map(is_alive, found)), "processes are left"
 
     iterator = iter(doubled)
     for k in range(100):
         state = json.loads(json.dumps(iterator.get_state()))
         if k in (63, 65):  # around the end of the first block
-            again = iter(processes(double))
+            again = iter(processes(double) if k == 63 else doubled)
             again.set_state(state)
             assert [int(x) for x in again] == list(range(2 * k, 200, 2)), k
         assert int(next(iterator)) == 2 * k
@@ -555,17 +560,8 @@ def main():
         else:
             raise SystemExit(f"{fn} has not failed")
 
-    dataset = processes(whose)
-    found = {int(x) for x in dataset}
-    assert os.getpid() not in found and 1 <= len(found) <= 2
-    iterator = iter(dataset)
-    next(iterator)
-    del iterator, dataset
-    gc.collect()
-    assert not any(map(is_alive, found)), "processes are left"
-
     global kept
-    kept = iter(processes(double))
+    kept = iter(doubled)
     next(kept)
     print("done", flush=True)
 

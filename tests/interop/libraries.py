@@ -3,9 +3,19 @@
 from __future__ import annotations
 
 import functools
+import os
+from pathlib import Path
 from typing import Any
 
 import pytest
+
+# A folder; processes with it on their path find no TensorFlow.
+NO_TENSORFLOW = str(Path(__file__).parent / "absent")
+
+
+def without_tensorflow() -> dict[str, str]:
+    """The environment for a process that finds no TensorFlow."""
+    return os.environ | {"PYTHONPATH": NO_TENSORFLOW}
 
 
 @functools.cache

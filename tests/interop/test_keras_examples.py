@@ -17,12 +17,17 @@ libraries.keras()
 ROOT = Path(mx.__file__).parent.parent
 
 
-def start(*arguments: str) -> list[str]:
-    """The lines that an example prints."""
+def start(*arguments: str, environment: dict[str, str] | None = None) -> list[str]:
+    """The lines that an example prints; without TensorFlow, unless `environment` has it."""
     command = [sys.executable, "-W", "ignore", *arguments]
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=SECONDS_TO_HANG, cwd=ROOT
+            command,
+            capture_output=True,
+            text=True,
+            timeout=SECONDS_TO_HANG,
+            cwd=ROOT,
+            env=environment or libraries.without_tensorflow(),
         )
     except subprocess.TimeoutExpired as error:
         printed = (error.stdout or b"").decode() + (error.stderr or b"").decode()

@@ -30,7 +30,10 @@ keras = libraries.keras()
 
 @pytest.fixture(scope="module")
 def pool():
-    with WorkerPool(workers=2, devices=2) as workers:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.syspath_prepend(libraries.NO_TENSORFLOW)  # also on that of the workers
+        workers = WorkerPool(workers=2, devices=2)
+    with workers:
         yield workers
 
 

@@ -131,7 +131,8 @@ def write_on_workers(logdir):
         )  # no `close`: at the exit
 
 
-def test_of_several_workers_the_first_one_writes(tmp_path):
+def test_of_several_workers_the_first_one_writes(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(libraries.NO_TENSORFLOW)  # also on that of the workers
     assert run_workers(write_on_workers, 2, args=(tmp_path,)) == [True, False]
     assert len(list(tmp_path.iterdir())) == 1
     assert [float(x) for _, x in read(tmp_path)["worker"]] == [0.0]
@@ -143,7 +144,12 @@ import mirrax as mx
 mx.summary.create_file_writer({str(tmp_path)!r}).set_as_default(step=3)
 mx.summary.scalar("last", 1.5)
 """
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=SECONDS_TO_HANG)
+    subprocess.run(
+        [sys.executable, "-c", code],
+        check=True,
+        timeout=SECONDS_TO_HANG,
+        env=libraries.without_tensorflow(),
+    )
     assert [(step, float(x)) for step, x in read(tmp_path)["last"]] == [(3, 1.5)]
 
 
