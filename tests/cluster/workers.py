@@ -32,6 +32,8 @@ from pathlib import Path
 from typing import Any
 
 from mirrax._src.cluster.local_cluster import free_ports
+from tests.helpers.forked_workers import import_late_parts_of_jax
+from tests.helpers.programs import compile_quickly
 from tests.helpers.signals import received_signals
 from tests.helpers.waiting import SECONDS_TO_HANG
 
@@ -391,6 +393,8 @@ def _move_to(namespace: str) -> None:
 
 
 if __name__ == "__main__":
+    compile_quickly()
+    import_late_parts_of_jax()
     for _name in ("jax.numpy", "optax", "mirrax"):
         _module = importlib.import_module(_name)
     for _name in dir(_module):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.forked_workers import forked_workers
 
 from .launching import Launcher
 
@@ -19,6 +21,13 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(tempfile, "tempdir", str(path))
     monkeypatch.setenv("XDG_STATE_HOME", str(path / "state"))
     return path
+
+
+@pytest.fixture
+def forked() -> Iterator[None]:
+    """Workers that train need not import JAX; others start as for a user."""
+    with forked_workers():
+        yield
 
 
 @pytest.fixture

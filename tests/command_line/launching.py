@@ -79,6 +79,11 @@ main()
 """
 
 
+def command_without_jax(*arguments: str) -> list[str]:
+    """The command `mirrax`, for which it is an error to import JAX."""
+    return [sys.executable, "-c", _WITHOUT_JAX, str(ROOT / "mirrax"), *arguments]
+
+
 def write_script(folder: Path, body: str) -> Path:
     """A script whose first lines are `PRELUDE`."""
     path = folder / "train.py"
@@ -140,8 +145,7 @@ class Process:
             received_signals(),
         ):
             self.process = subprocess.Popen(
-                [*before, sys.executable, "-c", _WITHOUT_JAX, str(ROOT / "mirrax")]
-                + ["run", *options, str(script)],
+                [*before, *command_without_jax("run", *options, str(script))],
                 env=os.environ
                 | {
                     MARK: self.mark,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from .launching import ROOT, Launcher
 
 TRAINING = f"""
@@ -26,6 +28,7 @@ def end(step):
 """
 
 
+@pytest.mark.usefixtures("forked")
 def test_workers_train_together(launcher: Launcher) -> None:
     done = launcher(TRAINING + "train(2)\n", devices=2)
     assert done.code == 0, done.err
@@ -54,6 +57,7 @@ assert not any(os.environ["MIRRAX_SECRET"].encode() in line for line in lines)
     assert len(found) == 2
 
 
+@pytest.mark.usefixtures("forked")
 def test_the_worker_that_raised_is_shown(launcher: Launcher) -> None:
     body = """
 def end(step):
@@ -69,6 +73,7 @@ train(100)
     assert "killed" not in done.err  # it ended by itself
 
 
+@pytest.mark.usefixtures("forked")
 def test_a_killed_worker_is_shown(launcher: Launcher) -> None:
     body = """
 def end(step):
@@ -82,6 +87,7 @@ train(100)
     assert "Worker 1: ended because another was lost" in done.err
 
 
+@pytest.mark.usefixtures("forked")
 def test_a_restart_goes_on_from_the_last_checkpoint(launcher: Launcher) -> None:
     body = """
 checkpoint = mx.train.Checkpoint(v=v)

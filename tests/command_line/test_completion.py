@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 
 from click.shell_completion import ShellComplete
 from helpers.waiting import SECONDS_TO_HANG
 
 from mirrax._src.command_line.commands import commands
 
-from .launching import ROOT
+from .launching import ROOT, command_without_jax
 
 
 def completions(*words: str) -> list[tuple[str, str]]:
@@ -31,7 +30,6 @@ def test_commands_options_choices_and_files() -> None:
 
 def test_the_line_of_the_documentation() -> None:
     """`eval "$(_MIRRAX_COMPLETE=bash_source mirrax)"`, and what bash then calls."""
-    start = "import sys; sys.argv[0] = 'mirrax'; from mirrax._src.command_line.main import main; main()"
     found = []
     for asked in (
         {"_MIRRAX_COMPLETE": "bash_source"},
@@ -42,7 +40,7 @@ def test_the_line_of_the_documentation() -> None:
         },
     ):
         done = subprocess.run(
-            [sys.executable, "-c", start],
+            command_without_jax(),
             env={**os.environ, **asked},
             cwd=ROOT,
             capture_output=True,

@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 from helpers.waiting import SECONDS_TO_HANG
 
+import mirrax as mx
 from mirrax._src.command_line import info, measuring, tables
 from mirrax._src.command_line.commands import commands
 
@@ -143,16 +144,13 @@ def test_what_fails_is_shown_in_its_place(
     assert invoke().output.count("RuntimeError: no driver") == 2
 
 
-def test_between_workers() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "mirrax", "info", "--json", "--workers", "2"]
-        + ["--devices", "1"],
-        capture_output=True,
-        text=True,
-        timeout=SECONDS_TO_HANG,
-        cwd=ROOT,
-    )
-    assert done.returncode == 0, done.stderr
+@pytest.mark.usefixtures("forked")
+def test_between_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []  # this process has its devices
+    name = "set_logical_device_configuration"
+    monkeypatch.setattr(mx.config, name, lambda cpu: asked.append(cpu))
+    done = invoke("--json", "--workers", "2", "--devices", "1")
+    assert asked == [1]
     measured = json.loads(done.stdout)["all_reduce"]
     assert (measured["workers"], measured["replicas"]) == (2, 2)
     assert [row["bytes"] for row in measured["all_reduce"]] == list(measuring.SIZES)
@@ -160,7 +158,7 @@ def test_between_workers() -> None:
 
 def test_one_device_is_not_measured() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "mirrax", "info"],
+        [sys.executable, "-m", "mirrax", "info", "--devices", "1"],
         capture_output=True,
         text=True,
         timeout=SECONDS_TO_HANG,

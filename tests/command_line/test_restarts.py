@@ -252,6 +252,7 @@ print("total", float(total.numpy()), "after", float(count.numpy()), flush=True)
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked")
 def test_a_worker_that_stays_away_costs_no_step_and_no_row(
     launcher: Launcher, tmp_path: Path
 ) -> None:

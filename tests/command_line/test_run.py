@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from helpers.waiting import SECONDS_TO_HANG
 
-from .launching import ROOT, Launcher
+from .launching import Launcher, command_without_jax
 
 
 def test_every_line_comes_with_its_worker(launcher: Launcher, temporary: Path) -> None:
@@ -113,23 +113,18 @@ def test_what_workers_leave_behind_is_ended(launcher: Launcher, tmp_path: Path) 
 # The command --------------------------------------------------------------------------------
 
 
-def command(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "mirrax", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=SECONDS_TO_HANG,
-        **{"cwd": ROOT, **options},  # pyright: ignore[reportArgumentType, reportCallIssue]
-    )
-
-
 def test_a_module_runs_by_its_name(tmp_path: Path) -> None:
     (tmp_path / "package").mkdir()
     (tmp_path / "package" / "train.py").write_text(
         "import sys; print(__name__, __spec__.name, sys.argv[1:])"
     )
-    done = command(
-        *("run", "--workers", "2", "-m", "package.train", "--workers", "7"),
+    done = subprocess.run(
+        command_without_jax(
+            *("run", "--workers", "2", "-m", "package.train", "--workers", "7")
+        ),
+        capture_output=True,
+        text=True,
+        timeout=SECONDS_TO_HANG,
         cwd=tmp_path,
     )
     assert done.returncode == 0, done.stderr

@@ -62,6 +62,7 @@ print("value", float(v.numpy()))
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked")
 def test_a_running_job_is_found_and_shown(launcher: Launcher, tmp_path: Path) -> None:
     folder = tmp_path / "checkpoints"
     done = launcher(JOB, arguments=(str(folder),))

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from helpers.forked_workers import forked_workers
 
 from mirrax.testing import WorkerPool
 from mirrax.testing import worker_pool as worker_pool
@@ -33,23 +34,26 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture
 def two_by_two(worker_pool: Pools) -> Pool:
-    """Two workers of two replicas each."""
+    """Two workers of two replicas each, in processes as a user starts them."""
     return Pool(worker_pool(2, 2))
 
 
 @pytest.fixture
 def two_by_one(worker_pool: Pools) -> Pool:
     """Two workers of one replica each."""
-    return Pool(worker_pool(2, 1))
+    with forked_workers():
+        return Pool(worker_pool(2, 1))
 
 
 @pytest.fixture
 def three_by_one(worker_pool: Pools) -> Pool:
     """Three workers of one replica each."""
-    return Pool(worker_pool(3, 1))
+    with forked_workers():
+        return Pool(worker_pool(3, 1))
 
 
 @pytest.fixture
 def four_by_one(worker_pool: Pools) -> Pool:
     """Four workers of one replica each."""
-    return Pool(worker_pool(4, 1))
+    with forked_workers():
+        return Pool(worker_pool(4, 1))

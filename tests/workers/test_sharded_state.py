@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import optax
 import pytest
+from helpers.forked_workers import forked_workers
 from helpers.waiting import SECONDS_TO_HANG
 
 import mirrax as mx
@@ -159,7 +160,7 @@ def die_while_saving(folder: str, victim: int) -> None:
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_worker_that_is_killed_while_it_saves(victim: int, tmp_path: Path) -> None:
     """The checkpoint from before stays, whole."""
-    with pytest.raises(WorkerError, match="SIGKILL"):
+    with forked_workers(), pytest.raises(WorkerError, match="SIGKILL"):
         run_workers(
             die_while_saving,
             args=(str(tmp_path), victim),

@@ -7,6 +7,7 @@ import time
 import jax.numpy as jnp
 import pytest
 from helpers.engines import all_sum, replica_id
+from helpers.forked_workers import forked_workers
 
 import mirrax as mx
 from mirrax.testing import run_workers
@@ -105,6 +106,7 @@ def test_all_stop_at_one_step() -> None:
         return count, strategy.should_stop()
 
     for asking in (0, 1):
-        found = run_workers(train, workers=2, devices=1, args=(asking, 5))
+        with forked_workers():
+            found = run_workers(train, workers=2, devices=1, args=(asking, 5))
         assert found[0] == found[1]
         assert found[0][0] >= 5 and found[0][1]

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers.engines import all_sum, per_replica
+from helpers.forked_workers import forked_workers
 from helpers.hlo import arrays_in, compiled_text, count
 from helpers.waiting import SECONDS_TO_HANG
 
@@ -198,7 +199,7 @@ def test_a_time_limit_names_the_worker_that_does_not_come() -> None:
             seconds = time.monotonic() - started
             raise RuntimeError(f"after {seconds:.1f} s: {error}") from None
 
-    with pytest.raises(WorkerError) as caught:
+    with forked_workers(), pytest.raises(WorkerError) as caught:
         run_workers(wait, workers=2, devices=1, args=(3,))
     found = re.search(r"RuntimeError: after ([\d.]+) s: Worker 1 ", str(caught.value))
     assert found and float(found[1]) > 2.9

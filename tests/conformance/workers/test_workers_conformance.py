@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
+from helpers.forked_workers import forked_workers
 from helpers.waiting import SECONDS_TO_HANG
 from property.examples import IS_THOROUGH
 
@@ -48,7 +49,8 @@ class Asker:
         if self.pool is None or scenario.cluster != self.cluster:
             self.close()
             cluster = CLUSTERS[scenario.cluster]
-            self.pool = WorkerPool(len(cluster.tasks), cluster.replicas_per_worker)
+            with forked_workers():
+                self.pool = WorkerPool(len(cluster.tasks), cluster.replicas_per_worker)
             self.cluster = scenario.cluster
         name = f"{scenario.file}.{scenario.name}"
         found = self.pool.run(answer, (name, engine), timeout=SECONDS_TO_HANG)
