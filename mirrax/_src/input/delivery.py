@@ -131,12 +131,13 @@ def _looked_up_at_once(step: Step) -> PyTree | None:
 
 def _joined(parts: list[Index]) -> Index:
     """One index after the other; ranges that follow each other are one again."""
-    first, last = parts[0], parts[-1]
-    if all(type(part) is range for part in parts):
+    ranges = [part for part in parts if isinstance(part, range)]
+    if len(ranges) == len(parts):
+        first, last = ranges[0], ranges[-1]
         whole = range(first.start, last.stop, first.step)
-        starts = [part.start for part in parts]
+        starts = [part.start for part in ranges]
         is_whole = list(whole[:: len(first)]) == starts
-        if is_whole and all(part.step == first.step for part in parts):
+        if is_whole and all(part.step == first.step for part in ranges):
             return whole
     return np.concatenate([np.asarray(part) for part in parts])
 
