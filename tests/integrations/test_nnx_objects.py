@@ -162,6 +162,24 @@ def test_counting_in_a_module_traces_once(two_cpus: Any) -> None:
     assert fn.trace_count == 1
 
 
+def test_threads_may_change_models_of_their_own() -> None:
+    failed: list[Exception] = []
+
+    def change() -> None:
+        try:
+            for i in range(300):
+                Scaling().scale = float(i)
+        except Exception as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=change) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failed == []
+
+
 def test_a_model_that_is_collected_costs_no_trace(two_cpus: Any) -> None:
     model = nnx.Dropout(0.5, rngs=nnx.Rngs(0))
     model.eval()
@@ -173,6 +191,27 @@ def test_a_model_that_is_collected_costs_no_trace(two_cpus: Any) -> None:
     assert gone() is None
     two_cpus.run(fn, (X,))
     assert fn.trace_count == 1
+
+
+class Scaling(nnx.Module):
+    def __init__(self) -> None:
+        self.scale: Any = None
+        self.scale = 1.0
+
+
+def test_a_model_in_the_place_of_a_collected_one_is_noticed(two_cpus: Any) -> None:
+    for _ in range(10):  # Python mostly gives a new one the place of the last
+        fn = mx.function(lambda model, x: x * model.scale)
+        gone = Scaling()
+        gone.scale = 2.0
+        del gone
+        model = Scaling()
+        for scale in (1.0, 2.0):
+            if scale != 1.0:
+                model.scale = scale
+            found = parts(two_cpus, two_cpus.run(fn, (model, jnp.ones(2))))
+            assert found == [[scale] * 2] * 2
+        del model
 
 
 def test_many_traces_name_the_attribute(two_cpus: Any) -> None:

@@ -135,9 +135,12 @@ def _joined(parts: list[Index]) -> Index:
     if len(ranges) == len(parts):
         first, last = ranges[0], ranges[-1]
         whole = range(first.start, last.stop, first.step)
-        starts = [part.start for part in ranges]
-        is_whole = list(whole[:: len(first)]) == starts
-        if is_whole and all(part.step == first.step for part in ranges):
+        # Its length first: ranges may lie far apart.
+        if (
+            len(whole) == len(first) * len(ranges)
+            and list(whole[:: len(first)]) == [part.start for part in ranges]
+            and all(part.step == first.step for part in ranges)
+        ):
             return whole
     return np.concatenate([np.asarray(part) for part in parts])
 

@@ -7,7 +7,9 @@ in which a class keeps its array, and adopts the objects that are made in a scop
 from __future__ import annotations
 
 import importlib
+import itertools
 import sys
+import threading
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -161,6 +163,9 @@ def is_module(value: Any) -> bool:
     return module_kind(value) is not None
 
 
+_MOST_COLLECTED = 100
+
+
 class Settings:
     """Which plain attributes of modules are not as they were at first (`model.eval()`).
 
@@ -170,30 +175,38 @@ class Settings:
     """
 
     def __init__(self) -> None:
-        self._owners: dict[int, Any] = {}
+        self._lock = threading.RLock()
+        # By id: a number that no other one ever has, and what tells when it is collected.
+        self._owners: dict[int, tuple[int, weakref.ref[Any]]] = {}
+        self._numbers = itertools.count()
+        self._collected: list[int] = []
         self._first: dict[tuple[int, str], Any] = {}
         self._changed: dict[tuple[int, str], Any] = {}
-        self._collected: list[int] = []
         self._tokens: dict[frozenset[Any], frozenset[Any]] = {}
         self.token: frozenset[Any] = frozenset()
 
     def note(self, owner: Any, name: str, old: Any, new: Any) -> None:
         """Notes that an attribute of `owner` is set, which was `old` before."""
-        self._forget_collected()
-        key, now = (id(owner), f"{type(owner).__name__}.{name}"), _Value(new)
-        first = self._first.get(key)
-        if first is None:
-            if now == _Value(old):
-                return
-            forget = self._collected.append
-            self._owners[key[0]] = weakref.ref(owner, lambda _: forget(key[0]))
-            first = self._first[key] = _Value(old)
-        if now == first:
-            self._changed.pop(key, None)
-        else:
-            self._changed[key] = now
-        token = frozenset(self._changed.items())
-        self.token = self._tokens.setdefault(token, token)
+        with self._lock:
+            self._forget_collected()
+            now, known = _Value(new), self._owners.get(id(owner))
+            if known is None:
+                if now == _Value(old):
+                    return
+                known = self._watch(owner)
+            key = (known[0], f"{type(owner).__name__}.{name}")
+            if now == self._first.setdefault(key, _Value(old)):
+                self._changed.pop(key, None)
+            else:
+                self._changed[key] = now
+            token = frozenset(self._changed.items())
+            self.token = self._tokens.setdefault(token, token)
+
+    def _watch(self, owner: Any) -> tuple[int, weakref.ref[Any]]:
+        number, forget = id(owner), self._collected.append
+        found = weakref.ref(owner, lambda _: forget(number))
+        self._owners[number] = next(self._numbers), found
+        return self._owners[number]
 
     @staticmethod
     def explain(old: frozenset[Any], new: frozenset[Any]) -> str:
@@ -202,13 +215,19 @@ class Settings:
         return f"{', '.join(names[:3])} has changed" if names else ""
 
     def _forget_collected(self) -> None:
-        """Before the number of a collected module is taken for that of a new one."""
+        """Before the id of a collected module is taken for that of a new one."""
+        if not self._collected:
+            return
         while self._collected:
-            number = self._collected.pop()
-            self._owners.pop(number, None)
-            for every in (self._first, self._changed):
-                for key in [k for k in every if k[0] == number]:
-                    del every[key]
+            del self._owners[self._collected.pop()]
+        live = {number for number, _ in self._owners.values()}
+        for key in [k for k in self._first if k[0] not in live]:
+            del self._first[key]
+        # Programs were built beside them; to forget them all has those built again.
+        gone = [k for k in self._changed if k[0] not in live]
+        if len(gone) > _MOST_COLLECTED:
+            for key in gone:
+                del self._changed[key]
 
 
 class _Value:
