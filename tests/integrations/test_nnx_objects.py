@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import copy
-import gc
 import pickle
 import threading
-import weakref
 from typing import Any
 
 import jax
@@ -162,6 +160,12 @@ def test_counting_in_a_module_traces_once(two_cpus: Any) -> None:
     assert fn.trace_count == 1
 
 
+class Scaling(nnx.Module):
+    def __init__(self) -> None:
+        self.scale: Any = None
+        self.scale = 1.0
+
+
 def test_threads_may_change_models_of_their_own() -> None:
     failed: list[Exception] = []
 
@@ -178,25 +182,6 @@ def test_threads_may_change_models_of_their_own() -> None:
     for thread in threads:
         thread.join()
     assert failed == []
-
-
-def test_a_model_that_is_collected_costs_no_trace(two_cpus: Any) -> None:
-    model = nnx.Dropout(0.5, rngs=nnx.Rngs(0))
-    model.eval()
-    fn = mx.function(lambda x: x + 1)
-    two_cpus.run(fn, (X,))
-    gone = weakref.ref(model)
-    del model
-    gc.collect()
-    assert gone() is None
-    two_cpus.run(fn, (X,))
-    assert fn.trace_count == 1
-
-
-class Scaling(nnx.Module):
-    def __init__(self) -> None:
-        self.scale: Any = None
-        self.scale = 1.0
 
 
 def test_a_model_in_the_place_of_a_collected_one_is_noticed(two_cpus: Any) -> None:

@@ -7,9 +7,7 @@ in which a class keeps its array, and adopts the objects that are made in a scop
 from __future__ import annotations
 
 import importlib
-import itertools
 import sys
-import threading
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -163,23 +161,15 @@ def is_module(value: Any) -> bool:
     return module_kind(value) is not None
 
 
-_MOST_COLLECTED = 100
-
-
 class Settings:
     """Which plain attributes of modules are not as they were at first (`model.eval()`).
 
     A program is built for them. `token` stands for all that have changed: it is the same
-    object whenever the same ones have the same values. It stays when a module is collected, at
-    whatever moment that is: no program changes by it.
+    object whenever the same ones have the same values.
     """
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()
-        # By id: a number that no other one ever has, and what tells when it is collected.
-        self._owners: dict[int, tuple[int, weakref.ref[Any]]] = {}
-        self._numbers = itertools.count()
-        self._collected: list[int] = []
+        self._owners: dict[int, Any] = {}
         self._first: dict[tuple[int, str], Any] = {}
         self._changed: dict[tuple[int, str], Any] = {}
         self._tokens: dict[frozenset[Any], frozenset[Any]] = {}
@@ -187,26 +177,18 @@ class Settings:
 
     def note(self, owner: Any, name: str, old: Any, new: Any) -> None:
         """Notes that an attribute of `owner` is set, which was `old` before."""
-        with self._lock:
-            self._forget_collected()
-            now, known = _Value(new), self._owners.get(id(owner))
-            if known is None:
-                if now == _Value(old):
-                    return
-                known = self._watch(owner)
-            key = (known[0], f"{type(owner).__name__}.{name}")
-            if now == self._first.setdefault(key, _Value(old)):
-                self._changed.pop(key, None)
-            else:
-                self._changed[key] = now
-            token = frozenset(self._changed.items())
-            self.token = self._tokens.setdefault(token, token)
-
-    def _watch(self, owner: Any) -> tuple[int, weakref.ref[Any]]:
-        number, forget = id(owner), self._collected.append
-        found = weakref.ref(owner, lambda _: forget(number))
-        self._owners[number] = next(self._numbers), found
-        return self._owners[number]
+        key, now = (id(owner), f"{type(owner).__name__}.{name}"), _Value(new)
+        first = self._first.get(key)
+        if first is None:
+            if now == _Value(old):
+                return
+            self._owners[key[0]] = weakref.ref(owner, lambda _: self._forget(key[0]))
+            first = self._first[key] = _Value(old)
+        if now == first:
+            self._changed.pop(key, None)
+        else:
+            self._changed[key] = now
+        self._renew()
 
     @staticmethod
     def explain(old: frozenset[Any], new: frozenset[Any]) -> str:
@@ -214,20 +196,17 @@ class Settings:
         names = sorted({name for (_, name), _ in old ^ new})
         return f"{', '.join(names[:3])} has changed" if names else ""
 
-    def _forget_collected(self) -> None:
-        """Before the id of a collected module is taken for that of a new one."""
-        if not self._collected:
-            return
-        while self._collected:
-            del self._owners[self._collected.pop()]
-        live = {number for number, _ in self._owners.values()}
-        for key in [k for k in self._first if k[0] not in live]:
-            del self._first[key]
-        # Programs were built beside them; to forget them all has those built again.
-        gone = [k for k in self._changed if k[0] not in live]
-        if len(gone) > _MOST_COLLECTED:
-            for key in gone:
-                del self._changed[key]
+    def _forget(self, number: int) -> None:
+        self._owners.pop(number, None)
+        for every in (self._first, self._changed):
+            for key in [k for k in every.copy() if k[0] == number]:
+                del every[key]
+        self._renew()
+
+    def _renew(self) -> None:
+        # Of a copy: memory may be collected meanwhile, and an owner with it.
+        token = frozenset(self._changed.copy().items())
+        self.token = self._tokens.setdefault(token, token)
 
 
 class _Value:
