@@ -218,3 +218,13 @@ def test_a_name_is_not_what_it_names(name: str) -> None:
     strategy = mx.MirroredStrategy(["CPU:0", "CPU:1"])
     with pytest.raises(TypeError, match="nothing to check in the string 'w'"):
         getattr(strategy, name)("w")
+
+
+@pytest.mark.newest
+def test_empty_variables_are_in_sync_and_finite():
+    strategy = mirrored(2)
+    with strategy.scope():
+        each = [mx.Variable(jnp.zeros(shape)) for shape in [(0, 2), (3,), (0,)]]
+    strategy.assert_in_sync(each)
+    strategy.check_numerics(each)
+    strategy.assert_in_sync(each[0])

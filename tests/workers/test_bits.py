@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import mirrax as mx
+
 
 def digests_of_lone_scaled_gradients(
     strategy: Any, sizes: tuple[int, ...]
@@ -38,3 +40,45 @@ def digests_of_lone_scaled_gradients(
 def test_a_scaled_gradient_that_travels_alone(two_by_one: Any) -> None:
     first, second = two_by_one.run(digests_of_lone_scaled_gradients, (1000, 300_000))
     assert first == second
+
+
+def digest_of_many_small_variables(strategy: Any) -> str:
+    import hashlib
+
+    import jax.numpy as jnp
+    import numpy as np
+    import optax
+
+    import mirrax as mx
+
+    with strategy.scope():
+        variables = [mx.Variable(jnp.full(5, 0.1 * i)) for i in range(60)]
+        optimizer = mx.train.Optimizer(optax.sgd(0.01, momentum=0.9))
+
+    @mx.function
+    def step(x: Any) -> None:
+        def loss() -> Any:
+            return sum(jnp.sum((x - v) ** 2) for v in variables)
+
+        _, gradients = mx.value_and_grad(loss, variables)()
+        optimizer.apply_gradients(zip(gradients, variables))
+
+    def rows(ctx: Any) -> Any:
+        random = np.random.default_rng(ctx.replica_id_in_sync_group)
+        return random.standard_normal((4, 5)).astype(np.float32)
+
+    batch = strategy.experimental_distribute_values_from_function(rows)
+    resolver = strategy.cluster_resolver
+    for i in range(10):
+        strategy.run(step, args=(batch,))
+        if i == 5 and (resolver is None or resolver.task_id == 0):
+            assert variables[0].numpy().shape == (5,)  # nobody else reads it
+    assert all(v.lives_at()[2] is not None for v in variables)
+    every = np.stack([v.numpy() for v in variables])
+    return hashlib.sha256(every.tobytes()).hexdigest()
+
+
+def test_many_small_variables_however_replicas_are_spread(two_by_one: Any) -> None:
+    first, second = two_by_one.run(digest_of_many_small_variables)
+    strategy = mx.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    assert first == second == digest_of_many_small_variables(strategy)

@@ -19,10 +19,10 @@ class PackLimits:
     """Which arrays are packed, how much goes into one pack, and for which transport."""
 
     small_bytes: int = 64 * 1024
-    # One huge pack takes XLA longer to compile than several of this size. Of 1000 small arrays
-    # on 2 CPUs packs of 256 are faster than those of 64 (16 messages) and of 512 (slower code).
+    # One huge pack takes XLA longer to compile than several of this size: each place in it is
+    # an offset of its own in the code that uses the result.
     pack_bytes: int = 1024 * 1024
-    pack_arrays: int = 256
+    pack_arrays: int = 64
     is_between_workers: bool = False
 
 

@@ -67,7 +67,7 @@ def trace_steps(
     if keep_all:
         outs = tuple(_stacked_out(out, steps) for out in outs)
     # A variable may begin with a part for each replica and be written alike on all.
-    layouts = {v: v.in_one_array()[1] for v in (*traced.reads, *traced.writes)}
+    layouts = {v: v.layout_now() for v in (*traced.reads, *traced.writes)}
     writes = {v: layouts[v] for v in traced.writes}
     result = (), traced.out_tree, outs, traced.mesh, False, steps * traced.runs
     loop = traced, num_common, steps, keep_all
@@ -76,7 +76,7 @@ def trace_steps(
 
 def split_up(variables: Iterable[Variable]) -> bool:
     """Gives each replica a part of its own of what all have alike; whether any had to."""
-    alike = [v for v in variables if not v.in_one_array()[1].is_split]
+    alike = [v for v in variables if not v.layout_now().is_split]
     for variable in alike:
         mesh = variable.strategy.replica_mesh
         copies = PerReplica(copies_of(variable.stored), mesh.equal_shapes(variable))

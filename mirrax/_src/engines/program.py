@@ -2,7 +2,7 @@
 
 Variables' arrays go in and come out as lists; those that are written are donated, so that a
 step updates them in place. The list that comes out is where the variables live until the
-next call, which passes it on as it is.
+next call, which passes it on as it is. Many small ones go in, live and come out in packs.
 """
 
 from __future__ import annotations
@@ -31,11 +31,12 @@ from mirrax._src.base.values import (
 from mirrax._src.cluster import launches
 from mirrax._src.engines.arguments import Call, placed
 from mirrax._src.engines.inputs import SignatureChanged, choose_input
+from mirrax._src.engines.packs import group_small, pack_of, packs_of
 from mirrax._src.engines.traced import Trace
 from mirrax._src.state.distributed import DistributedVariable
+from mirrax._src.state.home import Home
 from mirrax._src.state.variable import (
     FAILED,
-    Home,
     Variable,
     handed_out,
     lost,
@@ -68,7 +69,7 @@ def one_copy_of(variable: Variable) -> jax.Array:
 def layouts_match(trace: Trace) -> bool:
     """Whether variables lie on the mesh as they did when a function was traced."""
     return all(
-        v.in_one_array()[1] is layout or not lies_on(v, trace.mesh)
+        v.layout_now() is layout or not lies_on(v, trace.mesh)
         for v, layout in trace.reads.items()
     )
 
@@ -100,16 +101,20 @@ class Program:
         self._is_open = is_open(trace.signature.tree)
         self._gives_back = any(out.argument is not None for out in trace.outs)
         # Donated: what is both read and written. Kept: what is only read.
-        self._reused = [v for v in trace.reads if v in trace.writes]
+        reused = group_small([v for v in trace.reads if v in trace.writes], trace)
         self._kept = [v for v in trace.reads if v not in trace.writes]
         # JAX reuses donated memory for outputs of the same shape in the order of both
         # lists, so that what is updated in place comes first, in the order of the inputs.
-        others = [v for v in trace.writes if v not in trace.reads]
-        self._written = [*self._reused, *others]
-        self._old = slice(len(self._reused)) if others else None
-        self._reused_numbers = frozenset(v.number for v in self._reused)
-        self._handed_on = frozenset(v.number for v in trace.handed_on())
-        self._home = Home([])
+        others = [[v] for v in trace.writes if v not in trace.reads]
+        self._reused = list(itertools.chain(*reused))
+        # Each array: of one variable, or a pack of several's.
+        self._written = [*reused, *others]
+        self._packs = packs_of(self._written, mesh)
+        self._old = slice(len(reused)) if others else None
+        self._packed = {v.number for i in self._packs for v in self._written[i]}
+        self._alone = {v.number for v in self._reused} - self._packed
+        self._handed_on = {v.number for v in trace.handed_on()} - self._packed
+        self._home = Home([], self._packs)
         self._home.is_whole = False
         self._sealed = True  # JAX may not trace it again, but in `compile_and_call`
         self._label = label
@@ -130,9 +135,13 @@ class Program:
 
     def __del__(self) -> None:
         # A variable that lives on must not keep the others' arrays.
-        for variable in self._written:
-            if variable.home is self._home:
-                variable.stored = variable.stored
+        for i, group in enumerate(self._written):
+            found = [v for v in group if v.home is self._home]
+            if found:
+                packs = {0: self._packs[i]} if i in self._packs else {}
+                home = Home([self._home.arrays[i]], packs)
+                for v in found:
+                    v.move_to(home, 0, v.layout_now(), v.lives_at()[2])
 
     # Calling -------------------------------------------------------------------------
 
@@ -227,11 +236,11 @@ class Program:
             if lost:
                 for variable in (*self._reused, *self._kept):
                     variable.check_not_lost()
-            if handed_out and not handed_out.isdisjoint(self._reused_numbers):
+            if handed_out and not handed_out.isdisjoint(self._alone):
                 self._unshare()
             home = self._home
             if not home.is_whole:
-                reused = self._arrays_of(self._reused)
+                reused = self._collected()
             else:
                 reused = home.arrays[self._old] if self._old else home.arrays
             kept = self._arrays_of(self._kept) if self._kept else []
@@ -243,7 +252,8 @@ class Program:
                 # when the old arrays are gone and the new ones are nowhere yet.
                 done.extend(map(self._jitted, (reused,), (kept,), *zip(inputs)))
                 written, results = done[0]
-                home.arrays = written
+                if home.renew(written):  # what was read is in no pack any more
+                    handed_out.difference_update(self._packed)
                 if not home.is_whole or self._handed_on:
                     self._settle()
                 if self._donate and handed_out:
@@ -252,10 +262,10 @@ class Program:
                 raise
             except BaseException as error:
                 if done:
-                    home.arrays = done[0][0]
+                    home.renew(done[0][0])
                     self._settle()
                 else:
-                    self._explain(error, reused)
+                    self._explain(error)
                 raise
         if Pool.is_small:
             after_launch(written or results)
@@ -282,14 +292,14 @@ class Program:
             cluster.note_steps(self.trace.runs)
         return results
 
-    def _explain(self, error: BaseException, reused: Sequence[Any]) -> None:
+    def _explain(self, error: BaseException) -> None:
         """Says what has been lost, where a step failed after it had begun.
 
         Raises:
             SignatureChanged: If it had not begun, because JAX does not take an argument as
                 it is, or where it is. The long way mends that, or says what is wrong.
         """
-        gone = [v for v, a in zip(self._reused, reused) if a.is_deleted()]
+        gone = [v for v in self._reused if v.is_gone()]
         if gone:
             lost.update((v.number, FAILED) for v in gone)
             error.add_note(
@@ -311,14 +321,28 @@ class Program:
             for v in variables
         ]
 
+    def _collected(self) -> list[jax.Array]:
+        """The arrays that are donated, from wherever the variables live now."""
+        groups = enumerate(self._written[self._old] if self._old else self._written)
+        return [
+            pack_of(group, self._packs[i])
+            if i in self._packs
+            else self._arrays_of(group)[0]
+            for i, group in groups
+        ]
+
     def _settle(self) -> None:
         """Has the variables live in the list that the program gave."""
-        home = self._home
+        home, writes = self._home, self.trace.writes
         if not home.is_whole and self._written:
-            for i, variable in enumerate(self._written):
-                variable.move_to(home, i, self.trace.writes[variable])
-            home.is_whole = True
-            for variable in self._written:
+            for i, group in enumerate(self._written):
+                is_pack = i in self._packs
+                for part, variable in enumerate(group):
+                    where = i, writes[variable], part if is_pack else None
+                    variable.move_to(home, *where)
+            home.complete()
+            handed_out.difference_update(self._packed)
+            for [variable, *_] in self._written:
                 # One that no strategy has made has one copy only.
                 if variable.strategy is None and self._is_spread:
                     variable.stored = first_copy(variable.stored)
@@ -327,7 +351,8 @@ class Program:
 
     def _unshare(self) -> None:
         """Gives each variable that will be donated an array of its own."""
-        for variable in [v for v in self._reused if v.number in handed_out]:
+        shared = handed_out & self._alone
+        for variable in [v for v in self._reused if v.number in shared]:
             array, layout = variable.in_one_array()
             variable.replace_array(jnp.copy(array), layout)
             handed_out.discard(variable.number)
@@ -340,7 +365,10 @@ class Program:
         if self._sealed:
             raise SignatureChanged
         trace, mesh, count = self.trace, self.trace.mesh, len(self._kept)
-        values = dict(zip(self._reused + self._kept, reused + kept[:count]))
+        values: dict[Variable, Any] = dict(zip(self._kept, kept))
+        for i, (group, array) in enumerate(zip(self._written, reused)):
+            pack = self._packs.get(i)
+            values.update(zip(group, pack.split(array) if pack else [array]))
         it = iter(kept[count:])
         consts = [next(it) if _spans_workers(c) else c for c in self._consts]
         reads = [values[v] for v in trace.reads]
@@ -351,13 +379,17 @@ class Program:
                 r if layout.in_parts else constrain(r, mesh.mirrored)
                 for r, layout in zip(results, trace.out_layouts)
             ]
-        written = dict(zip(trace.writes, new))
+        values.update(zip(trace.writes, new))
+        written = []
+        for i, group in enumerate(self._written):
+            own, pack = [values[v] for v in group], self._packs.get(i)
+            written.append(pack.updated(reused[i], own) if pack else own[0])
         result = trace.out_tree.unflatten(results) if self._is_bare else results
-        return [written[v] for v in self._written], result
+        return written, result
 
     def lower(self, arrays: Sequence[Any]) -> Any:
         """JAX's lowered form, to look at what was compiled."""
-        reused, kept = self._arrays_of(self._reused), self._arrays_of(self._kept)
+        reused, kept = self._collected(), self._arrays_of(self._kept)
         with self._unsealed():
             return self._jitted.lower(reused, kept, *self._as_inputs(arrays))
 

@@ -170,7 +170,7 @@ def trace_call(
     """
     is_part = mode is Mode.PART
     variables = {
-        v: Layout.PLAIN if is_part else v.in_one_array()[1] for v in live_variables()
+        v: Layout.PLAIN if is_part else v.layout_now() for v in live_variables()
     }
 
     avals = list(map(abstract, arrays))
@@ -298,7 +298,7 @@ def _layout_in(variable: Variable, parent: Frame | None, mesh: ReplicaMesh) -> L
     if not lies_on(variable, mesh):
         return Layout.PLAIN
     if parent is None:
-        return variable.in_one_array()[1]
+        return variable.layout_now()
     return _laid_out(variable, parent.look_up(variable))[1]
 
 

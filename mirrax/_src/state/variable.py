@@ -24,6 +24,7 @@ from mirrax._src.base.reduce_op import VariableSynchronization
 from mirrax._src.base.values import Atom, PerReplica, join
 from mirrax._src.state.dtypes import check_fits
 from mirrax._src.state.frozen_rate import check_not_frozen
+from mirrax._src.state.home import Home
 from mirrax._src.state.parts import InParts, PartUpdate
 from mirrax._src.state.refusing import NotInPlace, as_array
 from mirrax._src.state.spec import VariableSpec
@@ -45,16 +46,6 @@ DONATED = (
     "it shared its array with an argument that was donated (`donate_argnums`). Give one of "
     "them a copy, `jnp.copy(x)`."
 )
-
-
-class Home:
-    """Where variables' arrays live: one list, which a program passes on call after call."""
-
-    __slots__ = ("arrays", "is_whole")
-
-    def __init__(self, arrays: list[Any]) -> None:
-        self.arrays = arrays  # in the order of the program
-        self.is_whole = True  # whether all variables that moved in still live here
 
 
 def live_variables() -> list[Variable]:
@@ -104,7 +95,16 @@ class _VariableType(type):
         "has_values",
     ),
     *("home", "home_sharding", "in_full", "in_one_array", "is_gone", "is_slot"),
-    *("move_to", "number", "replace_array", "store_agreed", "store_local", "stored"),
+    *(
+        "layout_now",
+        "lives_at",
+        "move_to",
+        "number",
+        "replace_array",
+        "store_agreed",
+        "store_local",
+        "stored",
+    ),
     *("strategy", "to_save", "with_dtype", "written_layout"),
 )
 class Variable(NotInPlace, InParts, Atom, metaclass=_VariableType):
@@ -129,6 +129,8 @@ class Variable(NotInPlace, InParts, Atom, metaclass=_VariableType):
     # How the array in `home` lies on the strategy's mesh, and its parts once looked at.
     _layout = Layout.PLAIN
     _view: PerReplica | None = None
+    _place = 0  # in `home`
+    _part: int | None = None  # of a pack that is there
     is_slot = False  # whether an optimizer keeps it for another variable
     strategy: Any  # a `StrategyLike`, or None where no strategy made the variable
     __signature__ = inspect.signature(VariableSpec)
@@ -149,7 +151,7 @@ class Variable(NotInPlace, InParts, Atom, metaclass=_VariableType):
     def _settle(self, value: Any) -> None:
         """Begins to exist, with `value`."""
         self.number = next(_numbers)
-        self.home, self._slot = Home([None]), 0
+        self.home, self._place, self._part = Home([None]), 0, None
         self.stored = value
         _all[self.number] = weakref.ref(self, lambda _, n=self.number: _forget(n))
         handed_out.add(self.number)
@@ -162,7 +164,7 @@ class Variable(NotInPlace, InParts, Atom, metaclass=_VariableType):
     @property
     def stored(self) -> Any:
         """The array; a `PerReplica` if each replica has a value of its own."""
-        found = self.home.arrays[self._slot]
+        found = self._array()
         if not self._layout.is_split:
             return found
         view = self._view
@@ -175,13 +177,26 @@ class Variable(NotInPlace, InParts, Atom, metaclass=_VariableType):
     def stored(self, value: Any) -> None:
         self.move_to(Home([value]), 0, type(self)._layout)
 
-    def move_to(self, home: Home, slot: int, layout: Layout) -> None:
+    def move_to(
+        self, home: Home, place: int, layout: Layout, part: int | None = None
+    ) -> None:
         """Has the variable live where a program puts its array, so laid out."""
-        old, place = self.home, self._slot
-        self.home, self._slot, self._view = home, slot, None
+        old, was = self.home, (self._place, self._part)
+        if old is not home:
+            old.is_whole = False  # before all: an interrupt may come in between
+        self.home, self._place, self._part, self._view = home, place, part, None
         self._layout = layout if layout.is_split else type(self)._layout
-        if old is not home:  # nothing is left behind that would be kept alive
-            old.is_whole, old.arrays[place] = False, None
+        if old is not home:
+            old.leave(*was)
+
+    def lives_at(self) -> tuple[Home, int, int | None]:
+        """The home, the place in it, and the part of the pack there, if it is one."""
+        return self.home, self._place, self._part
+
+    def _array(self) -> Any:
+        if self._part is not None:  # a pack that is gone cannot be opened
+            self.check_not_lost()
+        return self.home.array_at(self._place, self._part)
 
     def in_full(self) -> Any:
         """What is stored; not in parts."""
@@ -199,17 +214,21 @@ class Variable(NotInPlace, InParts, Atom, metaclass=_VariableType):
 
     def replace_array(self, array: jax.Array, layout: Layout) -> None:
         """Puts `array` in the place of an equal one, which `in_one_array` gave."""
-        self.home.arrays[self._slot], self._view = array, None
-        self._layout = layout
+        self.home.replace(self._place, self._part, array)
+        self._layout, self._view = layout, None
 
     def in_one_array(self) -> tuple[jax.Array, Layout]:
         """What is stored as a program takes it, and how that lies on the mesh."""
-        found = self.home.arrays[self._slot]
+        found = self._array()
         if not isinstance(found, PerReplica):
             return found, self._layout
         mesh = self.strategy.replica_mesh
         array, layout = join(found, mesh)
         return array, layout if mesh.size > 1 else type(self)._layout
+
+    def layout_now(self) -> Layout:
+        """How what `in_one_array` gives lies on the mesh; opens no pack."""
+        return self._layout if self._part is not None else self.in_one_array()[1]
 
     # Reading -------------------------------------------------------------------------
 
@@ -239,7 +258,7 @@ class Variable(NotInPlace, InParts, Atom, metaclass=_VariableType):
 
     def is_gone(self) -> bool:
         """Whether the array was donated."""
-        found = self.home.arrays[self._slot]
+        found = self.home.arrays[self._place]
         if not isinstance(found, PerReplica):
             return found.is_deleted()
         arrays = found.values if found.array is None else (found.array,)
@@ -390,7 +409,7 @@ class Variable(NotInPlace, InParts, Atom, metaclass=_VariableType):
     def become(self, other: Variable) -> None:
         """Turns into a variable of another kind or strategy, and stays the same object."""
         self.__class__ = type(other)  # pyright: ignore[reportAttributeAccessIssue]
-        self.home.is_whole = False
+        self.home.leave(self._place, self._part)
         vars(self).update({k: v for k, v in vars(other).items() if k != "number"})
         handed_out.add(self.number)
 

@@ -185,11 +185,15 @@ def _joined(mesh: ReplicaMesh | None, value: Any) -> tuple[Any, Layout] | None:
 
 
 def _run(program: Any, mesh: ReplicaMesh, joined: list[Any]) -> np.ndarray:
-    """A row of results of each replica of this worker."""
-    if not joined:
-        return np.zeros((len(mesh.local_ids), 0), np.uint32)
-    [found] = launch(program, mesh, joined, mesh.split.spec)
-    return np.concatenate([np.asarray(shard.data) for shard in shards_of(found)])
+    """A row of results of each replica of this worker; 0 for empty arrays."""
+    rows = np.zeros((len(mesh.local_ids), len(joined)), np.uint32)
+    # XLA of JAX 0.11 crashes on an empty array.
+    known = [i for i, (array, _) in enumerate(joined) if array.size]
+    if known:
+        [found] = launch(program, mesh, [joined[i] for i in known], mesh.split.spec)
+        shards = [np.asarray(shard.data) for shard in shards_of(found)]
+        rows[:, known] = np.concatenate(shards)
+    return rows
 
 
 def _hashes(arrays: list[jax.Array]) -> list[jax.Array]:

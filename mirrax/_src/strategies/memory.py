@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -62,7 +63,15 @@ def report_memory(strategy: StrategyLike, mesh: ReplicaMesh) -> MemoryReport:
     for variable in live_variables():
         if variable.strategy is strategy:
             kind = "slots" if variable.is_slot else "variables"
-            sizes[variable.name] += add(jax.tree.leaves(variable.stored), kind)
+            home, place, part = variable.lives_at()
+            if part is None:
+                sizes[variable.name] += add(jax.tree.leaves(variable.stored), kind)
+                continue
+            size = math.prod(variable.shape) * variable.dtype.itemsize
+            sizes[variable.name] += size
+            for device, buffer, _ in _buffers([home.arrays[place]]):  # of a pack
+                seen.add((device, buffer))
+                held[device][kind] += size
     for array in jax.live_arrays():
         is_split = array.sharding == mesh.split and mesh.size > 1
         add([array], "batches" if is_split else "others")
