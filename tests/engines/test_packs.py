@@ -28,7 +28,7 @@ COUNT = len(SHAPES)
 @pytest.fixture
 def always(monkeypatch):
     """Packs of two to four."""
-    monkeypatch.setattr(packs, "_MANY", 2)
+    monkeypatch.setattr(packs, "_MANY_ON_CPUS", 2)
     monkeypatch.setattr(packs, "_FEWEST", 2)
     monkeypatch.setattr(packs, "_MOST", 4)
 
@@ -51,6 +51,12 @@ def add_to(variables, engine="compiled") -> Any:
 
 def packed(variables):
     return [v.lives_at()[2] is not None for v in variables]
+
+
+@pytest.fixture
+def many(monkeypatch):
+    """Packs of eight to sixteen, as on GPUs."""
+    monkeypatch.setattr(packs, "_MANY_ON_CPUS", packs._MANY)
 
 
 @contextlib.contextmanager
@@ -91,7 +97,7 @@ def train(strategy, shapes):
     return variables, step
 
 
-def test_many_small_ones_are_few_arrays_of_a_step():
+def test_many_small_ones_are_few_arrays_of_a_step(many):
     strategy = mirrored(2)
     variables, step = train(strategy, [(5,)] * 48)
     assert all(packed(variables))
@@ -118,7 +124,7 @@ def test_on_any_number_of_devices(always, replicas):
     assert [v.numpy()[0] for v in variables] == [1.0, 2.0]
 
 
-def test_a_weight_and_its_slot_are_at_like_places_whatever_their_names_order():
+def test_a_weight_and_its_slot_are_at_like_places_whatever_their_names_order(many):
     variables, step = train(mirrored(2), [(5,)] * 48)
     [program] = last_programs(step).values()
     parts = {v.name: v.lives_at()[2] for v in program.trace.writes}
@@ -129,7 +135,7 @@ def test_a_weight_and_its_slot_are_at_like_places_whatever_their_names_order():
 @pytest.mark.parametrize(
     "shapes", [[(5,)] * 40, [(5,)] * 100 + [(10_000,)]], ids=["few", "beside large"]
 )
-def test_where_little_is_gained_each_has_an_array(shapes):
+def test_where_little_is_gained_each_has_an_array(many, shapes):
     strategy = mirrored(2)
     variables = make(strategy, shapes)
     strategy.run(add_to(variables), args=(1.0,))
@@ -239,7 +245,7 @@ def test_programs_of_the_same_variables_pass_packs_on(always, monkeypatch):
         strategy.run(step, args=(1.0,))
     made = []
     monkeypatch.setattr(packs.Pack, "close", lambda *_: made.append(1))
-    monkeypatch.setattr(packs.Pack, "open", lambda *_: made.append(1))
+    monkeypatch.setattr(packs.Pack, "take", lambda *_: made.append(1))
     for step in (one, other, one):
         strategy.run(step, args=(1.0,))
     assert not made
@@ -247,17 +253,85 @@ def test_programs_of_the_same_variables_pass_packs_on(always, monkeypatch):
     np.testing.assert_array_equal(variables[0].numpy(), np.full(3, 5.0))
 
 
-def test_reading_one_variable_opens_its_pack_only(always):
+def test_what_was_read_is_taken_out_of_its_pack_until_the_next_step(always):
     strategy = mirrored(2)
     variables = make(strategy, [(3,)] * 8)
     step = add_to(variables)
     strategy.run(step, args=(1.0,))
     first = variables[0].read_value()
     home = variables[0].lives_at()[0]
-    assert list(home._open) == [0]
+    assert list(home._taken) == [(0, 0)]
     strategy.run(step, args=(1.0,))
-    assert not home._open  # nothing is kept open
+    assert not home._taken
     np.testing.assert_array_equal(first, np.ones(3))
+
+
+def count_packing(monkeypatch):
+    made = []
+    for name in ("close", "take"):
+        do = getattr(packs.Pack, name)
+        monkeypatch.setattr(
+            packs.Pack, name, lambda *args, do=do: made.append(1) or do(*args)
+        )
+    return made
+
+
+def test_a_program_that_only_reads_takes_packs_as_they_are(always, monkeypatch):
+    strategy = mirrored(2)
+    variables = make(strategy)
+    step = add_to(variables)
+    total = mx.function(lambda: sum(jnp.sum(v.read_value()) for v in variables))
+    strategy.run(step, args=(1.0,))
+    made = count_packing(monkeypatch)
+    sums = [float(total())]
+    for _ in range(2):
+        strategy.run(step, args=(1.0,))
+        sums.append(float(total()))
+    assert not made
+    at_first = sum(np.sum(v.numpy()) for v in variables) - 3 * sum(
+        v.numpy().size for v in variables
+    )
+    size = sum(v.numpy().size for v in variables)
+    assert sums == [at_first + k * size for k in (1, 2, 3)]
+
+
+def test_a_program_of_some_takes_the_packs_that_it_updates_as_a_whole(
+    always, monkeypatch
+):
+    strategy = mirrored(2)
+    variables = make(strategy, [(3,)] * 8)
+    every, some = add_to(variables), add_to(variables[2:])
+    for step in (every, some):
+        strategy.run(step, args=(1.0,))
+    made = count_packing(monkeypatch)
+    for step in (every, some):
+        strategy.run(step, args=(1.0,))
+    # The first pack is made of two that were left in it and two that are arrays by now, which
+    # are then taken out again.
+    assert len(made) == 2 + 1 + 2
+    monkeypatch.undo()
+    assert [v.numpy()[0] for v in variables] == [2.0, 3.0, *range(6, 12)]
+
+
+def test_a_host_callback_may_read_what_no_running_step_updates(always):
+    strategy = mirrored(2)
+    read, updated = make(strategy, [(3,)] * 4), make(strategy, [(3,)] * 4)
+    strategy.run(add_to(read), args=(1.0,))
+    assert all(packed(read))
+
+    def on_host(x):
+        return np.float32(x + read[2].numpy()[0])
+
+    @mx.function
+    def step():
+        ctx = mx.get_replica_context()
+        for v in updated:
+            v.assign_add(jnp.ones(3))
+        shape = jax.ShapeDtypeStruct((), jnp.float32)
+        x = jax.pure_callback(on_host, shape, ctx.all_reduce("SUM", jnp.ones(())))
+        return ctx.all_reduce("SUM", x)
+
+    assert float(strategy.reduce("MEAN", strategy.run(step), axis=None)) == 10.0
 
 
 def test_copies_that_were_assigned_apart_stay_apart(always):
@@ -365,8 +439,19 @@ def test_nan_in_one_variable_does_not_hinder_reading_another(always):
     variables = make(strategy, [(3,)] * 3)
     variables[1].assign(jnp.full(3, jnp.nan))
     strategy.run(add_to(variables), args=(1.0,))
-    with jax.debug_nans(True):
+    with jax.debug_nans(True), jax.debug_infs(True):
         assert variables[0].numpy().tolist() == [1.0] * 3
+        with pytest.raises(FloatingPointError):
+            jnp.sqrt(-jnp.ones(3))
+
+
+def test_a_mesh_of_the_callers_own_does_not_hinder_reading(always):
+    strategy = mirrored(2)
+    variables = make(strategy, [(3,)] * 3)
+    strategy.run(add_to(variables), args=(1.0,))
+    with jax.set_mesh(jax.sharding.Mesh(jax.devices()[2:4], "x")):
+        assert variables[0].numpy().tolist() == [1.0] * 3
+        assert not jax.sharding.get_abstract_mesh().empty
 
 
 @pytest.mark.parametrize("place", [0, 2])
@@ -391,7 +476,7 @@ def test_an_interrupted_assignment_is_seen_by_the_next_step(always, monkeypatch)
     with pytest.raises(KeyboardInterrupt):
         variables[1].assign(jnp.full(3, 100.0))
     monkeypatch.undo()
-    monkeypatch.setattr(packs, "_MANY", 2)
+    monkeypatch.setattr(packs, "_MANY_ON_CPUS", 2)
     strategy.run(step, args=(1.0,))
     strategy.run(step, args=(1.0,))
     assert [v.numpy()[0] for v in variables] == [3.0, 102.0, 5.0]

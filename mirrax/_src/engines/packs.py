@@ -8,10 +8,11 @@ offset of its own in XLA's code.
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -25,38 +26,119 @@ from mirrax._src.state.variable import Variable
 
 _SMALL_BYTES = 64 * 1024
 _MOST, _FEWEST = 16, 8  # in a pack
-_MANY = 96  # in all packs of a program
+# In all new packs of a program. XLA compiles code of its own for each place in a pack, which on
+# CPUs takes as long as thousands of launches save.
+_MANY, _MANY_ON_CPUS = 96, 512
 
 
-def group_small(variables: Sequence[Variable], trace: Trace) -> list[list[Variable]]:
-    """Groups of one, and packs if small ones are many and hold most of the numbers.
+class Groups:
+    """Variables as a program takes or gives them: each in an array, or several in a pack."""
 
-    Next to large ones a launch is a small part of a step.
+    def __init__(
+        self, groups: Sequence[Sequence[Variable]], mesh: ReplicaMesh | None
+    ) -> None:
+        self.each = groups
+        several = {i: len(group) for i, group in enumerate(groups) if len(group) > 1}
+        assert mesh is not None or not several
+        # By their places.
+        self.packs = {i: Pack(count, mesh) for i, count in several.items()}  # pyright: ignore[reportArgumentType]
+
+    def __iter__(self) -> Iterator[Variable]:
+        return itertools.chain(*self.each)
+
+    def arrays(self, array_of: Callable[[Variable], jax.Array]) -> list[jax.Array]:
+        """What the program takes, from wherever the variables live now.
+
+        Raises:
+            SignatureChanged: If replicas have their own values of one in a pack by now.
+        """
+        packs = self.packs
+        return [
+            _pack_of(group, packs[i]) if i in packs else array_of(group[0])
+            for i, group in enumerate(self.each)
+        ]
+
+    def values(self, arrays: Iterable[jax.Array]) -> dict[Variable, Any]:
+        """Of each variable, in the program."""
+        found: dict[Variable, Any] = {}
+        for i, (group, array) in enumerate(zip(self.each, arrays)):
+            pack = self.packs.get(i)
+            found.update(zip(group, pack.split(array) if pack else [array]))
+        return found
+
+    def updated(
+        self, old: Sequence[jax.Array], values: Mapping[Variable, Any]
+    ) -> list[jax.Array]:
+        """What the program gives: new values, packs of which may reuse the memory of old ones."""
+        return [
+            self.packs[i].updated(old[i], [values[v] for v in group])
+            if i in self.packs
+            else values[group[0]]
+            for i, group in enumerate(self.each)
+        ]
+
+
+def group_living(
+    variables: Sequence[Variable], mesh: ReplicaMesh | None
+) -> list[list[Variable]]:
+    """Packs that another program has left and that hold only such variables; else each alone."""
+    parts: defaultdict[Any, dict[int, Variable]] = defaultdict(dict)
+    for v in variables:
+        home, place, part = v.lives_at()
+        if part is not None:
+            parts[home, place][part] = v
+    packs = [
+        [found[part] for part in range(len(found))]
+        for (home, place), found in parts.items()
+        if home.pack_at(place) == (Pack(len(found), mesh) if mesh else None)
+    ]
+    return [*packs, *_others(variables, packs)]
+
+
+def group_updated(variables: Sequence[Variable], trace: Trace) -> list[list[Variable]]:
+    """Packs that live already, and new ones if small variables are many; else each alone.
+
+    They have to hold most of the numbers: next to large ones a launch is a small part of a step.
     """
+    fitting = [v for v in variables if _can_be_packed(v, trace)]
+    packs = [group for group in group_living(fitting, trace.mesh) if len(group) > 1]
     alike: defaultdict[Any, list[Variable]] = defaultdict(list)
     # A weight and its slots at like places, in whatever order the slots were made: XLA
     # compiles equal code once.
-    for v in sorted(variables, key=_by_numbers_in_name):
-        if _can_be_packed(v, trace):
-            alike[v.shape, v.dtype].append(v)
-    packs = [
+    for [v] in sorted(_others(fitting, packs), key=_by_numbers_in_name):
+        alike[v.shape, v.dtype].append(v)
+    new = [
         members[i : i + _MOST]
         for members in alike.values()
         for i in range(0, len(members), _MOST)
         if len(members) - i >= _FEWEST
     ]
-    inside = {v for pack in packs for v in pack}
-    if len(inside) < _MANY or 2 * _bytes(inside) < _bytes(variables):
-        return [[v] for v in variables]
-    return [*packs, *([v] for v in variables if v not in inside)]
+    inside = list(itertools.chain(*new))
+    if new and len(inside) >= _fewest_in_all(trace):
+        if 2 * _bytes(inside) >= _bytes(variables):
+            packs += new
+    return [*packs, *_others(variables, packs)]
+
+
+def _others(
+    variables: Iterable[Variable], packs: Iterable[Iterable[Variable]]
+) -> list[list[Variable]]:
+    inside = set(itertools.chain(*packs))
+    return [[v] for v in variables if v not in inside]
+
+
+def _fewest_in_all(trace: Trace) -> int:
+    assert trace.mesh is not None
+    is_cpu = trace.mesh.devices[0].platform == "cpu"
+    return _MANY_ON_CPUS if is_cpu else _MANY
 
 
 def _bytes(variables: Iterable[Variable]) -> int:
     return sum(math.prod(v.shape) * v.dtype.itemsize for v in variables)
 
 
-def _by_numbers_in_name(variable: Variable) -> list[Any]:
-    parts = re.split(r"(\d+)", variable.name)
+def _by_numbers_in_name(group: list[Variable]) -> list[Any]:
+    parts = re.split(r"(\d+)", group[0].name)
     return [int(part) if part.isdecimal() else part for part in parts]
 
 
@@ -73,16 +155,7 @@ def _can_be_packed(variable: Variable, trace: Trace) -> bool:
     return is_mirrored and is_plain and 0 < _bytes([variable]) < _SMALL_BYTES
 
 
-def packs_of(
-    groups: Sequence[Sequence[Variable]], mesh: ReplicaMesh | None
-) -> dict[int, Pack]:
-    """The packs, by their place among the groups."""
-    several = {i: len(group) for i, group in enumerate(groups) if len(group) > 1}
-    assert mesh is not None or not several
-    return {i: Pack(count, mesh) for i, count in several.items()}  # pyright: ignore[reportArgumentType]
-
-
-def pack_of(variables: Sequence[Variable], pack: Pack) -> jax.Array:
+def _pack_of(variables: Sequence[Variable], pack: Pack) -> jax.Array:
     """The pack of `variables`, made anew unless they live in such a one.
 
     Raises:

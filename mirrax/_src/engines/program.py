@@ -31,7 +31,7 @@ from mirrax._src.base.values import (
 from mirrax._src.cluster import launches
 from mirrax._src.engines.arguments import Call, placed
 from mirrax._src.engines.inputs import SignatureChanged, choose_input
-from mirrax._src.engines.packs import group_small, pack_of, packs_of
+from mirrax._src.engines.packs import Groups, group_living, group_updated
 from mirrax._src.engines.traced import Trace
 from mirrax._src.state.distributed import DistributedVariable
 from mirrax._src.state.home import Home
@@ -101,20 +101,19 @@ class Program:
         self._is_open = is_open(trace.signature.tree)
         self._gives_back = any(out.argument is not None for out in trace.outs)
         # Donated: what is both read and written. Kept: what is only read.
-        reused = group_small([v for v in trace.reads if v in trace.writes], trace)
-        self._kept = [v for v in trace.reads if v not in trace.writes]
+        reused = group_updated([v for v in trace.reads if v in trace.writes], trace)
+        kept = group_living([v for v in trace.reads if v not in trace.writes], mesh)
+        self._reused, self._kept = Groups(reused, mesh), Groups(kept, mesh)
         # JAX reuses donated memory for outputs of the same shape in the order of both
         # lists, so that what is updated in place comes first, in the order of the inputs.
         others = [[v] for v in trace.writes if v not in trace.reads]
-        self._reused = list(itertools.chain(*reused))
-        # Each array: of one variable, or a pack of several's.
-        self._written = [*reused, *others]
-        self._packs = packs_of(self._written, mesh)
+        self._written = Groups([*reused, *others], mesh)
         self._old = slice(len(reused)) if others else None
-        self._packed = {v.number for i in self._packs for v in self._written[i]}
+        packs = self._reused.packs
+        self._packed = {v.number for i in packs for v in reused[i]}
         self._alone = {v.number for v in self._reused} - self._packed
         self._handed_on = {v.number for v in trace.handed_on()} - self._packed
-        self._home = Home([], self._packs)
+        self._home = Home([], packs)
         self._home.is_whole = False
         self._sealed = True  # JAX may not trace it again, but in `compile_and_call`
         self._label = label
@@ -135,11 +134,11 @@ class Program:
 
     def __del__(self) -> None:
         # A variable that lives on must not keep the others' arrays.
-        for i, group in enumerate(self._written):
+        for i, group in enumerate(self._written.each):
             found = [v for v in group if v.home is self._home]
             if found:
-                packs = {0: self._packs[i]} if i in self._packs else {}
-                home = Home([self._home.arrays[i]], packs)
+                pack = self._written.packs.get(i)
+                home = Home([self._home.arrays[i]], {0: pack} if pack else {})
                 for v in found:
                     v.move_to(home, 0, v.layout_now(), v.lives_at()[2])
 
@@ -240,10 +239,10 @@ class Program:
                 self._unshare()
             home = self._home
             if not home.is_whole:
-                reused = self._collected()
+                reused = self._reused.arrays(self._array_of)
             else:
                 reused = home.arrays[self._old] if self._old else home.arrays
-            kept = self._arrays_of(self._kept) if self._kept else []
+            kept = self._kept.arrays(self._array_of) if self._kept.each else []
             if self._spanning:
                 kept = [*kept, *self._spanning]
             done: list[Any] = []
@@ -314,35 +313,24 @@ class Program:
 
     # Variables -----------------------------------------------------------------------
 
-    def _arrays_of(self, variables: Sequence[Variable]) -> list[jax.Array]:
+    def _array_of(self, variable: Variable) -> jax.Array:
         mesh = self.trace.mesh
-        return [
-            v.in_one_array()[0] if lies_on(v, mesh) else placed(one_copy_of(v), mesh)
-            for v in variables
-        ]
-
-    def _collected(self) -> list[jax.Array]:
-        """The arrays that are donated, from wherever the variables live now."""
-        groups = enumerate(self._written[self._old] if self._old else self._written)
-        return [
-            pack_of(group, self._packs[i])
-            if i in self._packs
-            else self._arrays_of(group)[0]
-            for i, group in groups
-        ]
+        if lies_on(variable, mesh):
+            return variable.in_one_array()[0]
+        return placed(one_copy_of(variable), mesh)
 
     def _settle(self) -> None:
         """Has the variables live in the list that the program gave."""
         home, writes = self._home, self.trace.writes
-        if not home.is_whole and self._written:
-            for i, group in enumerate(self._written):
-                is_pack = i in self._packs
+        if not home.is_whole and self._written.each:
+            for i, group in enumerate(self._written.each):
+                is_pack = i in self._written.packs
                 for part, variable in enumerate(group):
                     where = i, writes[variable], part if is_pack else None
                     variable.move_to(home, *where)
             home.complete()
             handed_out.difference_update(self._packed)
-            for [variable, *_] in self._written:
+            for variable in self._written:
                 # One that no strategy has made has one copy only.
                 if variable.strategy is None and self._is_spread:
                     variable.stored = first_copy(variable.stored)
@@ -364,12 +352,9 @@ class Program:
     ) -> tuple[list[jax.Array], Any]:
         if self._sealed:
             raise SignatureChanged
-        trace, mesh, count = self.trace, self.trace.mesh, len(self._kept)
-        values: dict[Variable, Any] = dict(zip(self._kept, kept))
-        for i, (group, array) in enumerate(zip(self._written, reused)):
-            pack = self._packs.get(i)
-            values.update(zip(group, pack.split(array) if pack else [array]))
-        it = iter(kept[count:])
+        trace, mesh = self.trace, self.trace.mesh
+        values = self._reused.values(reused) | self._kept.values(kept)
+        it = iter(kept[len(self._kept.each) :])
         consts = [next(it) if _spans_workers(c) else c for c in self._consts]
         reads = [values[v] for v in trace.reads]
         results, new = trace.apply(reads, jax.tree.leaves(inputs), consts)
@@ -379,17 +364,14 @@ class Program:
                 r if layout.in_parts else constrain(r, mesh.mirrored)
                 for r, layout in zip(results, trace.out_layouts)
             ]
-        values.update(zip(trace.writes, new))
-        written = []
-        for i, group in enumerate(self._written):
-            own, pack = [values[v] for v in group], self._packs.get(i)
-            written.append(pack.updated(reused[i], own) if pack else own[0])
+        written = self._written.updated(reused, dict(zip(trace.writes, new)))
         result = trace.out_tree.unflatten(results) if self._is_bare else results
         return written, result
 
     def lower(self, arrays: Sequence[Any]) -> Any:
         """JAX's lowered form, to look at what was compiled."""
-        reused, kept = self._collected(), self._arrays_of(self._kept)
+        reused = self._reused.arrays(self._array_of)
+        kept = self._kept.arrays(self._array_of)
         with self._unsealed():
             return self._jitted.lower(reused, kept, *self._as_inputs(arrays))
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
+from jax.sharding import Mesh
 
-from mirrax._src.base.jax_compat import debug_nans, outside_traces
-from mirrax._src.base.logical import after_launch, launching
+from mirrax._src.base.jax_compat import outside_traces
+from mirrax._src.base.logical import launching
 from mirrax._src.base.mesh import ReplicaMesh, shards_of
 
 
@@ -23,14 +25,24 @@ class Pack:
     count: int
     mesh: ReplicaMesh
 
-    def open(self, pack: jax.Array) -> list[jax.Array]:
-        """The arrays."""
-        return _on_own_devices(_apart, self.mesh, [pack])
+    def take(self, pack: jax.Array, part: int) -> jax.Array:
+        """One of the arrays.
+
+        Each device takes its own: a program on all would have to wait for a step that runs on
+        them, which may itself wait for a host callback that reads a variable.
+        """
+        with _plainly():
+            parts = [_part(shard.data, part) for shard in shards_of(pack)]
+            return self.mesh.join(parts, mirrored=True)
 
     def close(self, arrays: Sequence[jax.Array]) -> jax.Array:
         """The pack."""
-        [pack] = _on_own_devices(_stacked, self.mesh, arrays)
-        return pack
+        with _plainly():
+            if not self.mesh.spans_workers:
+                return _stacked(*arrays)
+            copies = zip(*([s.data for s in shards_of(a)] for a in arrays))
+            stacked = [_stacked(*own) for own in copies]
+            return self.mesh.join(stacked, mirrored=True)
 
     def split(self, pack: jax.Array) -> list[jax.Array]:
         """The arrays, in a program."""
@@ -46,16 +58,16 @@ class Pack:
 class Home:
     """Where variables' arrays live: one list, which a program passes on call after call.
 
-    At some places of the list there is a pack, which is opened when somebody wants an array
-    of it, and stays open until the next call.
+    At some places of the list there is a pack. What somebody wants of it is taken out and kept
+    until the next call.
     """
 
-    __slots__ = ("_inside", "_open", "_packs", "arrays", "is_whole")
+    __slots__ = ("_inside", "_packs", "_taken", "arrays", "is_whole")
 
     def __init__(self, arrays: list[Any], packs: Mapping[int, Pack] = {}) -> None:
         self.arrays = arrays  # in the order of the program
         self._packs = packs  # by their places
-        self._open: dict[int, list[Any]] = {}
+        self._taken: dict[tuple[int, int], Any] = {}
         self.complete()
 
     def complete(self) -> None:
@@ -68,45 +80,40 @@ class Home:
         if part is None:
             return self.arrays[place]
         with launching:  # a step on another thread must not donate the pack
-            found = self._opened(place)[part]
-            if found.is_deleted():  # it was donated by itself
-                del self._open[place]
-                found = self._opened(place)[part]
+            found = self._taken.get((place, part))
+            if found is None or found.is_deleted():  # it was donated by itself
+                pack = self.arrays[place]
+                if pack.is_deleted():  # XLA crashes on it
+                    raise RuntimeError(
+                        "A variable has lost its value: a step that updated it in place has "
+                        "failed. Assign it again, or restore a checkpoint."
+                    )
+                found = self._packs[place].take(pack, part)
+                self._taken[place, part] = found
             return found
-
-    def _opened(self, place: int) -> list[Any]:
-        pack = self.arrays[place]
-        if pack.is_deleted():  # XLA crashes on it
-            raise RuntimeError(
-                "A variable has lost its value: a step that updated it in place has failed. Assign "
-                "it again, or restore a checkpoint."
-            )
-        if place not in self._open:
-            self._open[place] = self._packs[place].open(pack)
-        return self._open[place]
 
     def replace(self, place: int, part: int | None, array: Any) -> None:
         """Puts `array` in the place of an equal one."""
         if part is None:
             self.arrays[place] = array
         else:
-            self._opened(place)[part] = array
+            self._taken[place, part] = array
 
     def renew(self, arrays: list[Any]) -> bool:
-        """Keeps what the program's last call gave; whether a pack was open before."""
+        """Keeps what the program's last call gave; whether anything had been taken out."""
         self.arrays = arrays
-        was_open = bool(self._open)
-        self._open.clear()
-        return was_open
+        was_taken = bool(self._taken)
+        self._taken.clear()
+        return was_taken
 
     def leave(self, place: int, part: int | None) -> None:
         """Notes that a variable has moved out; nothing is kept that nobody needs."""
         self.is_whole = False
         if part is not None:
+            self._taken.pop((place, part), None)
             self._inside[place] -= 1
             if self._inside[place]:
                 return
-            self._open.pop(place, None)
         self.arrays[place] = None
 
     def pack_at(self, place: int) -> Pack | None:
@@ -115,38 +122,23 @@ class Home:
 
 
 @jax.jit
-def _apart(pack: jax.Array) -> list[jax.Array]:
-    return [pack[i] for i in range(len(pack))]
+def _part(pack: jax.Array, part: int) -> jax.Array:
+    return pack[part]
 
 
 @jax.jit
-def _stacked(*arrays: jax.Array) -> list[jax.Array]:
-    return [jnp.stack(arrays)]
+def _stacked(*arrays: jax.Array) -> jax.Array:
+    return jnp.stack(arrays)
 
 
-def _on_own_devices(
-    compute: Callable[..., list[jax.Array]],
-    mesh: ReplicaMesh,
-    arrays: Sequence[jax.Array],
-) -> list[jax.Array]:
-    """What `compute` makes of mirrored arrays; other workers need not take part."""
-    with launching, _plainly():
-        if not mesh.spans_workers:
-            results = compute(*arrays)
-        else:
-            copies = zip(*([s.data for s in shards_of(a)] for a in arrays))
-            each = [compute(*own) for own in copies]
-            results = [mesh.join(parts, mirrored=True) for parts in zip(*each)]
-    after_launch(results)
-    return results
-
-
-def _plainly() -> contextlib.AbstractContextManager[Any]:
-    """Has JAX compute now and say nothing of NaN, which are not this program's doing."""
-    # Mostly nothing: an interrupt could leave such settings behind.
-    settings = contextlib.ExitStack()
-    if not outside_traces():
-        settings.enter_context(jax.ensure_compile_time_eval())
-    if debug_nans.value:
+@contextlib.contextmanager
+def _plainly() -> Iterator[None]:
+    """Has JAX compute now, whatever mesh or checks the caller has set for its own programs."""
+    with contextlib.ExitStack() as settings:
+        if not outside_traces():
+            settings.enter_context(jax.ensure_compile_time_eval())
+        if not jax.sharding.get_abstract_mesh().empty:
+            settings.enter_context(jax.set_mesh(Mesh(np.empty((), object), ())))
         settings.enter_context(jax.debug_nans(False))
-    return settings
+        settings.enter_context(jax.debug_infs(False))
+        yield
