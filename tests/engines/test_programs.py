@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -9,6 +12,7 @@ from helpers.engines import all_sum, mirrored, parts, per_replica, replica_id
 from helpers.hlo import arrays_in, compiled_text, count, replica_groups
 
 import mirrax as mx
+from mirrax._src.state.variable import Variable
 
 SMALL, LARGE = 10, 64 * 1024 // 4  # a large array has 64 KiB
 
@@ -271,3 +275,45 @@ def test_variables_that_are_not_used_are_not_in_the_program():
     assert "f32[7]" in text
     assert "1234" not in text
     assert unused.shape == (1234,)
+
+
+@contextlib.contextmanager
+def interrupted_at(line, function):
+    """Raises KeyboardInterrupt before so many lines of `function` have run."""
+    left = [line]
+
+    def trace(frame, event, _):
+        if frame.f_code is not function.__code__:
+            return None
+        if event == "line":
+            left[0] -= 1
+            if left[0] < 0:
+                sys.settrace(None)
+                raise KeyboardInterrupt
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
+
+
+def test_a_step_updates_what_an_interrupted_assignment_has_left():
+    strategy = mirrored(2)
+    with strategy.scope():
+        v = mx.Variable(jnp.zeros(3))
+    step = mx.function(lambda: v.assign_add(jnp.ones(3)))
+    strategy.run(step)
+    interrupts = 0
+    for line in range(20):
+        with contextlib.suppress(KeyboardInterrupt):
+            interrupts += 1
+            with interrupted_at(line, Variable.move_to):
+                v.assign(jnp.full(3, 100.0))
+            interrupts -= 1
+        before = v.numpy()
+        strategy.run(step)
+        np.testing.assert_array_equal(v.numpy(), before + 1, err_msg=str(line))
+    assert interrupts >= 5

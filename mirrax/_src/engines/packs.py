@@ -28,7 +28,7 @@ _SMALL_BYTES = 64 * 1024
 _MOST, _FEWEST = 16, 8  # in a pack
 # In all new packs of a program. XLA compiles code of its own for each place in a pack, which on
 # CPUs takes as long as thousands of launches save.
-_MANY, _MANY_ON_CPUS = 96, 512
+_MANY, _MANY_ON_CPUS = 96, 384
 
 
 class Groups:
