@@ -7,6 +7,8 @@ import pytest
 from helpers.engines import mirrored
 
 import mirrax as mx
+from mirrax._src.input.blocks import Block
+from mirrax._src.input.together import _looked_up, _shapes_of
 
 
 def delivered(dataset: mx.data.Dataset, replicas: int = 2) -> list[list[list[float]]]:
@@ -54,3 +56,21 @@ def test_the_source_may_change_afterwards() -> None:
     (batch,) = strategy.experimental_distribute_dataset(dataset)
     source += 1
     np.testing.assert_array_equal(batch.values[1], np.arange(2048, 4096))
+
+
+class Counted:
+    """A table that counts how often its rows are looked up."""
+
+    lookups = 0
+
+    def rows(self, index):
+        self.lookups += 1
+        return np.ones((len(index), 3), np.float32), np.asarray(index)
+
+
+def test_shapes_that_workers_tell_each_other_cost_no_second_lookup():
+    table = Counted()
+    part = _looked_up(Block(table, range(4, 8)))
+    assert _shapes_of(part) == [[[4, 3], "float32"], [[4], "int64"]]
+    assert part.value()[1].tolist() == [4, 5, 6, 7]
+    assert table.lookups == 1

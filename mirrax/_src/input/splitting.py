@@ -9,6 +9,7 @@ part for each of its replicas.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -60,6 +61,18 @@ def split_batch(rows: int, count: int) -> list[slice]:
     """The parts of a batch that is a step of its own."""
     size = -(-rows // count)
     return [slice(min(i * size, rows), min((i + 1) * size, rows)) for i in range(count)]
+
+
+@functools.lru_cache(maxsize=64)
+def _dealt_rows(lengths: tuple[int, ...], share: Share) -> list[list[int]]:
+    """The rows of each leaf of each replica, of a batch with such leaves."""
+    sizes = [
+        [part.stop - part.start for part in split_batch(n, share.num_replicas)]
+        for n in lengths
+    ]
+    parts = range(share.num_replicas)
+    order = [i for w in range(share.num_workers) for i in parts[w :: share.num_workers]]
+    return [[of_leaf[i] for of_leaf in sizes] for i in order]
 
 
 class StepCursor(Cursor):
@@ -154,15 +167,7 @@ class _ByBatchCursor(StepCursor):
             if isinstance(element, Block)
             else [len(leaf) for leaf in leaves_of(value_of(element))]
         )
-        sizes = [
-            [part.stop - part.start for part in split_batch(n, share.num_replicas)]
-            for n in lengths
-        ]
-        parts = range(share.num_replicas)
-        order = [
-            i for w in range(share.num_workers) for i in parts[w :: share.num_workers]
-        ]
-        return [[of_leaf[i] for of_leaf in sizes] for i in order]
+        return _dealt_rows(tuple(lengths), share)
 
     def is_full(self, step: Step) -> bool:
         return self._is_full

@@ -7,6 +7,7 @@ dataset (`Nested`), as `window` gives them.
 
 from __future__ import annotations
 
+import functools
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -67,6 +68,7 @@ class DatasetSpec:
         return f"DatasetSpec({self.element_spec})"
 
 
+@functools.cache
 def dtype_name(dtype: np.dtype) -> str:
     """A dtype's name, TensorFlow's for strings."""
     return "dataset" if dtype == DATASET else specs.dtype_name(dtype)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from mirrax._src.base.mesh import ReplicaMesh
-from mirrax._src.input.blocks import value_of
+from mirrax._src.input.blocks import Arrays, Block, value_of
 from mirrax._src.input.node import INFINITE, Cursor, Node, State
 from mirrax._src.input.splitting import Padding, Share, Step, StepCursor
 from mirrax._src.input.structure import (
@@ -132,7 +132,7 @@ class Together(Cursor):
         step: Step | None = None
         if not self._has_ended:
             try:
-                step = next(self._steps)
+                step = list(map(_looked_up, next(self._steps)))
             except StopIteration:
                 self._has_ended = True
         shapes = self._all_shapes(step)
@@ -222,7 +222,17 @@ def _outline(spec: PyTree) -> str:
     return str(map_leaves(show, spec))
 
 
+def _looked_up(part: Any) -> Any:
+    """A part whose shapes are known, so that what gives its rows runs once."""
+    if not isinstance(part, Block) or isinstance(part.table, Arrays):
+        return part
+    return Block(Arrays(part.value(), part.is_fresh), range(len(part)))
+
+
 def _shapes_of(part: Any) -> list[Any]:
+    if isinstance(part, Block) and isinstance(part.table, Arrays):
+        rows, leaves = len(part), leaves_of(part.table.arrays)
+        return [[[rows, *a.shape[1:]], dtype_name(a.dtype)] for a in leaves]
     leaves = leaves_of(value_of(part))
     return [[list(shape_of(a)), dtype_name(dtype_of(a))] for a in leaves]
 
