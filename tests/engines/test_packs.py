@@ -507,3 +507,61 @@ def test_memory_counts_variables_of_a_pack_one_by_one(always):
     }
     assert grown["variables"] == 2400
     assert grown["others"] < 2400
+
+
+@pytest.mark.parametrize("engine", ["eager", "compiled"])
+def test_an_evaluation_before_the_first_step(always, monkeypatch, engine):
+    strategy = mirrored(2)
+    variables = make(strategy)
+    step = add_to(variables)
+
+    def total():
+        return sum(jnp.sum(v.read_value()) for v in variables)
+
+    evaluate = compile_if(engine, total)
+    size = sum(v.numpy().size for v in variables)
+    sums = [float(evaluate())]
+    for _ in range(4):
+        strategy.run(step, args=(1.0,))
+        if engine == "compiled" and len(sums) == 3:
+            made = count_packing(monkeypatch)
+        sums.append(float(evaluate()))
+    assert sums == [sums[0] + k * size for k in range(5)]
+    if engine == "compiled":
+        assert not made
+        assert evaluate.trace_count == 1
+
+
+def test_a_step_of_every_second_variable_beside_one_of_all(always):
+    strategy = mirrored(2)
+    variables = make(strategy, [(3,)] * 8)
+    every, second = add_to(variables), add_to(variables[::2])
+    for _ in range(4):
+        strategy.run(second, args=(1.0,))
+        strategy.run(every, args=(1.0,))
+    assert [v.numpy()[0] for v in variables] == [
+        i + 4.0 * (2 - i % 2) for i in range(8)
+    ]
+
+
+def test_reading_where_transfers_are_forbidden(always):
+    strategy = mirrored(2)
+    variables = make(strategy, [(3,)] * 3)
+    strategy.run(add_to(variables), args=(1.0,))
+    with jax.transfer_guard("disallow"):
+        read = variables[1].read_value()
+    assert read.tolist() == [2.0] * 3
+
+
+def test_reading_under_a_map_of_the_callers_own(always):
+    strategy = mirrored(2)
+    variables = make(strategy, [(3,)] * 3)
+    strategy.run(add_to(variables), args=(1.0,))
+    mesh = jax.sharding.Mesh(jax.devices()[:1], "x")
+    spec = jax.sharding.PartitionSpec("x")
+
+    def times(x):
+        return x * variables[1].read_value()[0]
+
+    found = jax.shard_map(times, mesh=mesh, in_specs=spec, out_specs=spec)(jnp.ones(2))
+    assert found.tolist() == [2.0, 2.0]

@@ -82,6 +82,8 @@ def group_living(
     variables: Sequence[Variable], mesh: ReplicaMesh | None
 ) -> list[list[Variable]]:
     """Packs that another program has left and that hold only such variables; else each alone."""
+    if mesh is None:
+        return [[v] for v in variables]
     parts: defaultdict[Any, dict[int, Variable]] = defaultdict(dict)
     for v in variables:
         home, place, part = v.lives_at()
@@ -90,7 +92,7 @@ def group_living(
     packs = [
         [found[part] for part in range(len(found))]
         for (home, place), found in parts.items()
-        if home.pack_at(place) == (Pack(len(found), mesh) if mesh else None)
+        if home.pack_at(place) == Pack(len(found), mesh)
     ]
     return [*packs, *_others(variables, packs)]
 

@@ -104,6 +104,8 @@ class Program:
         reused = group_updated([v for v in trace.reads if v in trace.writes], trace)
         kept = group_living([v for v in trace.reads if v not in trace.writes], mesh)
         self._reused, self._kept = Groups(reused, mesh), Groups(kept, mesh)
+        # Whether variables that are only read may be in packs when it runs; tried once.
+        self._may_regroup = True
         # JAX reuses donated memory for outputs of the same shape in the order of both
         # lists, so that what is updated in place comes first, in the order of the inputs.
         others = [[v] for v in trace.writes if v not in trace.reads]
@@ -116,6 +118,7 @@ class Program:
         self._home = Home([], packs)
         self._home.is_whole = False
         self._sealed = True  # JAX may not trace it again, but in `compile_and_call`
+        self._finds_packs = False
         self._label = label
         self._smallest: int | None = None
         # What the function closes over, where the program can use it.
@@ -129,8 +132,8 @@ class Program:
         self._donate = [i for i in donate if i < self._num_args]
         # With `jax_debug_nans` JAX runs a failed step again, on the same arguments.
         self._debug = debug_nans.value
-        given_up = () if self._debug else (0, *(2 + i for i in self._donate))
-        self._jitted = jax.jit(self._pure, donate_argnums=given_up)
+        self._given_up = () if self._debug else (0, *(2 + i for i in self._donate))
+        self._jitted = jax.jit(self._pure, donate_argnums=self._given_up)
 
     def __del__(self) -> None:
         # A variable that lives on must not keep the others' arrays.
@@ -187,6 +190,7 @@ class Program:
                 self._home.is_whole &= all(v.strategy for v in self._reused)
                 if not layouts_match(self.trace):
                     raise SignatureChanged
+                self._regroup()
                 run = self._run_watched if self._label else self._run
                 results = run(inputs)
         except ValueError as error:
@@ -243,6 +247,8 @@ class Program:
             else:
                 reused = home.arrays[self._old] if self._old else home.arrays
             kept = self._kept.arrays(self._array_of) if self._kept.each else []
+            if self._finds_packs and self._may_regroup and self._sealed:
+                raise SignatureChanged
             if self._spanning:
                 kept = [*kept, *self._spanning]
             done: list[Any] = []
@@ -316,8 +322,18 @@ class Program:
     def _array_of(self, variable: Variable) -> jax.Array:
         mesh = self.trace.mesh
         if lies_on(variable, mesh):
+            self._finds_packs |= variable.lives_at()[2] is not None
             return variable.in_one_array()[0]
         return placed(one_copy_of(variable), mesh)
+
+    def _regroup(self) -> None:
+        """Takes packs as they are that others have made since this program was compiled."""
+        if self._finds_packs and self._may_regroup:
+            self._may_regroup = False
+            kept = group_living(list(self._kept), self.trace.mesh)
+            if len(kept) < len(self._kept.each):
+                self._kept = Groups(kept, self.trace.mesh)
+                self._jitted = jax.jit(self._pure, donate_argnums=self._given_up)
 
     def _settle(self) -> None:
         """Has the variables live in the list that the program gave."""

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
-from jax.sharding import Mesh
 
 from mirrax._src.base.jax_compat import outside_traces
-from mirrax._src.base.logical import launching
 from mirrax._src.base.mesh import ReplicaMesh, shards_of
 
 
@@ -28,21 +26,25 @@ class Pack:
     def take(self, pack: jax.Array, part: int) -> jax.Array:
         """One of the arrays.
 
-        Each device takes its own: a program on all would have to wait for a step that runs on
-        them, which may itself wait for a host callback that reads a variable.
+        Each device takes its own: on CPUs a program on all would have to wait for a step that
+        runs on them, which may itself wait for a host callback that reads a variable.
         """
-        with _plainly():
-            parts = [_part(shard.data, part) for shard in shards_of(pack)]
-            return self.mesh.join(parts, mirrored=True)
+        return _plainly(
+            lambda: self.mesh.join(
+                [_part(shard.data, part) for shard in shards_of(pack)], mirrored=True
+            )
+        )
 
     def close(self, arrays: Sequence[jax.Array]) -> jax.Array:
         """The pack."""
-        with _plainly():
+
+        def stack() -> jax.Array:
             if not self.mesh.spans_workers:
                 return _stacked(*arrays)
             copies = zip(*([s.data for s in shards_of(a)] for a in arrays))
-            stacked = [_stacked(*own) for own in copies]
-            return self.mesh.join(stacked, mirrored=True)
+            return self.mesh.join([_stacked(*own) for own in copies], mirrored=True)
+
+        return _plainly(stack)
 
     def split(self, pack: jax.Array) -> list[jax.Array]:
         """The arrays, in a program."""
@@ -79,18 +81,16 @@ class Home:
         """The array at a place, or a part of the pack there."""
         if part is None:
             return self.arrays[place]
-        with launching:  # a step on another thread must not donate the pack
-            found = self._taken.get((place, part))
-            if found is None or found.is_deleted():  # it was donated by itself
-                pack = self.arrays[place]
-                if pack.is_deleted():  # XLA crashes on it
-                    raise RuntimeError(
-                        "A variable has lost its value: a step that updated it in place has "
-                        "failed. Assign it again, or restore a checkpoint."
-                    )
-                found = self._packs[place].take(pack, part)
-                self._taken[place, part] = found
-            return found
+        found = self._taken.get((place, part))
+        if found is None or found.is_deleted():  # it was donated by itself
+            pack = self.arrays[place]
+            if pack.is_deleted():  # XLA crashes on it
+                raise RuntimeError(
+                    "A variable has lost its value: a step that updated it in place has failed. "
+                    "Assign it again, or restore a checkpoint."
+                )
+            found = self._taken[place, part] = self._packs[place].take(pack, part)
+        return found
 
     def replace(self, place: int, part: int | None, array: Any) -> None:
         """Puts `array` in the place of an equal one."""
@@ -131,14 +131,21 @@ def _stacked(*arrays: jax.Array) -> jax.Array:
     return jnp.stack(arrays)
 
 
-@contextlib.contextmanager
-def _plainly() -> Iterator[None]:
-    """Has JAX compute now, whatever mesh or checks the caller has set for its own programs."""
-    with contextlib.ExitStack() as settings:
-        if not outside_traces():
-            settings.enter_context(jax.ensure_compile_time_eval())
-        if not jax.sharding.get_abstract_mesh().empty:
-            settings.enter_context(jax.set_mesh(Mesh(np.empty((), object), ())))
-        settings.enter_context(jax.debug_nans(False))
-        settings.enter_context(jax.debug_infs(False))
-        yield
+def _plainly(compute: Callable[[], jax.Array]) -> jax.Array:
+    """What `compute` gives, whatever the caller has set for programs of its own."""
+
+    def unchecked() -> jax.Array:
+        with contextlib.ExitStack() as settings:
+            settings.enter_context(jax.transfer_guard("allow"))
+            # Only where they are on: an interrupt could leave them off for ever.
+            if jax.config.jax_debug_nans:
+                settings.enter_context(jax.debug_nans(False))
+            if jax.config.jax_debug_infs:  # pyright: ignore[reportAttributeAccessIssue]
+                settings.enter_context(jax.debug_infs(False))
+            return compute()
+
+    if outside_traces() and jax.sharding.get_abstract_mesh().empty:
+        return unchecked()
+    # Traces and meshes are those of a thread, and some cannot be left for a while.
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(unchecked).result()

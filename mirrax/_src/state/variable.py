@@ -194,9 +194,11 @@ class Variable(NotInPlace, InParts, Atom, metaclass=_VariableType):
         return self.home, self._place, self._part
 
     def _array(self) -> Any:
-        if self._part is not None:  # a pack that is gone cannot be opened
-            self.check_not_lost()
-        return self.home.array_at(self._place, self._part)
+        if self._part is None:
+            return self.home.arrays[self._place]
+        with launching:  # a step on another thread must not donate the pack, or move on
+            self.check_not_lost()  # nothing can be taken out of a pack that is gone
+            return self.home.array_at(self._place, self._part)
 
     def in_full(self) -> Any:
         """What is stored; not in parts."""
