@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from helpers.engines import mirrored
@@ -63,9 +65,12 @@ class Counted:
 
     lookups = 0
 
-    def rows(self, index):
+    def rows(self, index: Any) -> Any:
         self.lookups += 1
         return np.ones((len(index), 3), np.float32), np.asarray(index)
+
+    def row(self, i: int) -> Any:
+        return np.ones(3, np.float32), i
 
 
 def test_shapes_that_workers_tell_each_other_cost_no_second_lookup():

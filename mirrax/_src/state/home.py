@@ -138,7 +138,7 @@ def _plainly(compute: Callable[[], jax.Array]) -> jax.Array:
         with contextlib.ExitStack() as settings:
             settings.enter_context(jax.transfer_guard("allow"))
             # Only where they are on: an interrupt could leave them off for ever.
-            if jax.config.jax_debug_nans:
+            if jax.config.jax_debug_nans:  # pyright: ignore[reportAttributeAccessIssue]
                 settings.enter_context(jax.debug_nans(False))
             if jax.config.jax_debug_infs:  # pyright: ignore[reportAttributeAccessIssue]
                 settings.enter_context(jax.debug_infs(False))
