@@ -232,7 +232,8 @@ def test_the_program_is_a_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     launch = Program._run
 
     def note(self: Program, inputs: Any) -> Any:
-        arrays = map(self._arrays_of, (self._reused, self._kept))
+        groups = self._reused, self._kept
+        arrays = [each.arrays(self._array_of) for each in groups]
         lowered = self._jitted.lower(*arrays, *inputs)
         texts.append(lowered.compile().as_text())
         return launch(self, inputs)
