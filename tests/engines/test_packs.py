@@ -17,7 +17,7 @@ from helpers.engines import compile_if, mirrored, per_replica
 from helpers.hlo import compiled_text, last_programs
 
 import mirrax as mx
-from mirrax._src.engines import packs
+from mirrax._src.engines import packs, program
 from mirrax._src.state import home as home_module
 from mirrax._src.state import variable as variables_module
 
@@ -532,16 +532,63 @@ def test_an_evaluation_before_the_first_step(always, monkeypatch, engine):
         assert evaluate.trace_count == 1
 
 
-def test_a_step_of_every_second_variable_beside_one_of_all(always):
+def test_a_step_of_every_second_variable_beside_one_of_all(always, monkeypatch):
+    monkeypatch.setattr(program, "_PATIENCE", 3)
     strategy = mirrored(2)
     variables = make(strategy, [(3,)] * 8)
     every, second = add_to(variables), add_to(variables[::2])
-    for _ in range(4):
-        strategy.run(second, args=(1.0,))
+
+    def both():
         strategy.run(every, args=(1.0,))
+        strategy.run(second, args=(1.0,))
+
+    both()
+    assert all(packed(variables))
+    for _ in range(6):
+        both()
+    # Each has been taken apart by the other so often that nothing is packed any more.
+    assert not any(packed(variables))
+    made = count_packing(monkeypatch)
+    both()
+    assert not made
+    monkeypatch.undo()
     assert [v.numpy()[0] for v in variables] == [
-        i + 4.0 * (2 - i % 2) for i in range(8)
+        i + 8.0 * (2 - i % 2) for i in range(8)
     ]
+    assert (every.trace_count, second.trace_count) == (1, 1)
+
+
+def test_variables_that_are_assigned_before_each_step_leave_their_packs(
+    always, monkeypatch
+):
+    monkeypatch.setattr(program, "_PATIENCE", 3)
+    strategy = mirrored(2)
+    variables = make(strategy, [(3,)] * 4)
+    step = add_to(variables)
+    total = mx.function(lambda: sum(jnp.sum(v.read_value()) for v in variables))
+
+    def assign_and_step(value):
+        variables[1].assign(jnp.full(3, value))
+        read = variables[2].read_value()
+        strategy.run(step, args=(1.0,))
+        return read, float(total())
+
+    found = [assign_and_step(float(k)) for k in range(8)]
+    assert not any(packed(variables))
+    assert [read[0] for read, _ in found] == [2.0 + k for k in range(8)]
+    # The others are 0, 2 and 3 at first.
+    assert [total for _, total in found] == [
+        3 * (5 + 3 * (k + 1) + k + 1) for k in range(8)
+    ]
+    # Now and then is not often enough.
+    again = make(strategy, [(3,)] * 4)
+    step = add_to(again)
+    for k in range(24):
+        if k % 2:
+            again[1].assign(jnp.zeros(3))
+        strategy.run(step, args=(1.0,))
+        strategy.run(step, args=(1.0,))
+    assert all(packed(again))
 
 
 def test_reading_where_transfers_are_forbidden(always):

@@ -30,18 +30,20 @@ _MOST, _FEWEST = 16, 8  # in a pack
 # CPUs takes as long as thousands of launches save.
 _MANY, _MANY_ON_CPUS = 96, 384
 
+VariableGroups = Sequence[Sequence[Variable]]
+
 
 class Groups:
     """Variables as a program takes or gives them: each in an array, or several in a pack."""
 
-    def __init__(
-        self, groups: Sequence[Sequence[Variable]], mesh: ReplicaMesh | None
-    ) -> None:
+    def __init__(self, groups: VariableGroups, mesh: ReplicaMesh | None) -> None:
         self.each = groups
         several = {i: len(group) for i, group in enumerate(groups) if len(group) > 1}
         assert mesh is not None or not several
         # By their places.
         self.packs = {i: Pack(count, mesh) for i, count in several.items()}  # pyright: ignore[reportArgumentType]
+        # How many calls in a row have found variables elsewhere, and have stacked them.
+        self.stacked_in_a_row = 0
 
     def __iter__(self) -> Iterator[Variable]:
         return itertools.chain(*self.each)
@@ -53,10 +55,15 @@ class Groups:
             SignatureChanged: If replicas have their own values of one in a pack by now.
         """
         packs = self.packs
-        return [
-            _pack_of(group, packs[i]) if i in packs else array_of(group[0])
-            for i, group in enumerate(self.each)
-        ]
+        is_apart = False
+        arrays = []
+        for i, group in enumerate(self.each):
+            array = _living(group, packs[i]) if i in packs else array_of(group[0])
+            if array is None:
+                is_apart, array = True, _stack(group, packs[i])
+            arrays.append(array)
+        self.stacked_in_a_row = self.stacked_in_a_row + 1 if is_apart else 0
+        return arrays
 
     def values(self, arrays: Iterable[jax.Array]) -> dict[Variable, Any]:
         """Of each variable, in the program."""
@@ -157,18 +164,23 @@ def _can_be_packed(variable: Variable, trace: Trace) -> bool:
     return is_mirrored and is_plain and 0 < _bytes([variable]) < _SMALL_BYTES
 
 
-def _pack_of(variables: Sequence[Variable], pack: Pack) -> jax.Array:
-    """The pack of `variables`, made anew unless they live in such a one.
-
-    Raises:
-        SignatureChanged: If replicas have their own values of one by now.
-    """
+def _living(variables: Sequence[Variable], pack: Pack) -> jax.Array | None:
+    """The pack in which `variables` live, if it is such a one."""
     home, place, _ = variables[0].lives_at()
     here = ((home, place, part) for part in range(len(variables)))
     if home.pack_at(place) == pack and all(
         v.lives_at() == at for v, at in zip(variables, here)
     ):
         return home.arrays[place]
+    return None
+
+
+def _stack(variables: Sequence[Variable], pack: Pack) -> jax.Array:
+    """A pack of `variables`, wherever they live.
+
+    Raises:
+        SignatureChanged: If replicas have their own values of one by now.
+    """
     found = [v.in_one_array() for v in variables]
     if any(layout is not Layout.MIRRORED for _, layout in found):
         raise SignatureChanged

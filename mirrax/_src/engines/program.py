@@ -31,7 +31,12 @@ from mirrax._src.base.values import (
 from mirrax._src.cluster import launches
 from mirrax._src.engines.arguments import Call, placed
 from mirrax._src.engines.inputs import SignatureChanged, choose_input
-from mirrax._src.engines.packs import Groups, group_living, group_updated
+from mirrax._src.engines.packs import (
+    Groups,
+    VariableGroups,
+    group_living,
+    group_updated,
+)
 from mirrax._src.engines.traced import Trace
 from mirrax._src.state.distributed import DistributedVariable
 from mirrax._src.state.home import Home
@@ -52,6 +57,9 @@ _MIXED = (
     "strategies perhaps, which cannot be one program. Call it for each strategy, or run that "
     "part outside `mx.function`. JAX says: {}"
 )
+
+# Compiling takes as long as stacking this often, or longer.
+_PATIENCE = 100
 
 
 def lies_on(variable: Variable, mesh: ReplicaMesh | None) -> bool:
@@ -101,26 +109,14 @@ class Program:
         self._is_open = is_open(trace.signature.tree)
         self._gives_back = any(out.argument is not None for out in trace.outs)
         # Donated: what is both read and written. Kept: what is only read.
-        reused = group_updated([v for v in trace.reads if v in trace.writes], trace)
-        kept = group_living([v for v in trace.reads if v not in trace.writes], mesh)
-        self._reused, self._kept = Groups(reused, mesh), Groups(kept, mesh)
+        reused = [v for v in trace.reads if v in trace.writes]
+        kept = [v for v in trace.reads if v not in trace.writes]
+        self._group(group_updated(reused, trace), group_living(kept, mesh))
         # Whether variables that are only read may be in packs when it runs; tried once.
         self._may_regroup = True
-        # JAX reuses donated memory for outputs of the same shape in the order of both
-        # lists, so that what is updated in place comes first, in the order of the inputs.
-        others = [[v] for v in trace.writes if v not in trace.reads]
-        self._written = Groups([*reused, *others], mesh)
-        self._old = slice(len(reused)) if others else None
-        packs = self._reused.packs
-        self._packed = {v.number for i in packs for v in reused[i]}
-        self._alone = {v.number for v in self._reused} - self._packed
-        self._handed_on = {v.number for v in trace.handed_on()} - self._packed
-        self._home = Home([], packs)
-        self._home.is_whole = False
         self._sealed = True  # JAX may not trace it again, but in `compile_and_call`
         self._finds_packs = False
         self._label = label
-        self._smallest: int | None = None
         # What the function closes over, where the program can use it.
         self._consts = trace.closed.consts
         if trace.is_replicas and mesh is not None:
@@ -134,6 +130,24 @@ class Program:
         self._debug = debug_nans.value
         self._given_up = () if self._debug else (0, *(2 + i for i in self._donate))
         self._jitted = jax.jit(self._pure, donate_argnums=self._given_up)
+
+    def _group(self, reused: VariableGroups, kept: VariableGroups) -> None:
+        """Has these go in and come out together."""
+        trace = self.trace
+        self._reused = Groups(reused, trace.mesh)
+        self._kept = Groups(kept, trace.mesh)
+        # JAX reuses donated memory for outputs of the same shape in the order of both
+        # lists, so that what is updated in place comes first, in the order of the inputs.
+        others = [[v] for v in trace.writes if v not in trace.reads]
+        self._written = Groups([*reused, *others], trace.mesh)
+        self._old = slice(len(reused)) if others else None
+        packs = self._reused.packs
+        self._packed = {v.number for i in packs for v in reused[i]}
+        self._alone = {v.number for v in self._reused} - self._packed
+        self._handed_on = {v.number for v in trace.handed_on()} - self._packed
+        self._home = Home([], packs)
+        self._home.is_whole = False
+        self._smallest: int | None = None
 
     def __del__(self) -> None:
         # A variable that lives on must not keep the others' arrays.
@@ -246,8 +260,9 @@ class Program:
                 reused = self._reused.arrays(self._array_of)
             else:
                 reused = home.arrays[self._old] if self._old else home.arrays
+                self._reused.stacked_in_a_row = 0
             kept = self._kept.arrays(self._array_of) if self._kept.each else []
-            if self._finds_packs and self._may_regroup and self._sealed:
+            if self._sealed and self._should_regroup():
                 raise SignatureChanged
             if self._spanning:
                 kept = [*kept, *self._spanning]
@@ -326,14 +341,29 @@ class Program:
             return variable.in_one_array()[0]
         return placed(one_copy_of(variable), mesh)
 
+    def _should_regroup(self) -> bool:
+        in_vain = max(self._reused.stacked_in_a_row, self._kept.stacked_in_a_row)
+        return in_vain > _PATIENCE or (self._finds_packs and self._may_regroup)
+
     def _regroup(self) -> None:
-        """Takes packs as they are that others have made since this program was compiled."""
-        if self._finds_packs and self._may_regroup:
-            self._may_regroup = False
+        """Takes packs as they are that others have made since this program was compiled.
+
+        Gives up packs that others have taken apart before each of many calls.
+        """
+        if not self._should_regroup():
+            return
+        reused, kept = self._reused.each, self._kept.each
+        before = len(reused) + len(kept)
+        if self._reused.stacked_in_a_row > _PATIENCE:
+            reused = [[v] for v in self._reused]
+        if self._kept.stacked_in_a_row > _PATIENCE:
+            kept = [[v] for v in self._kept]
+        elif self._may_regroup:
             kept = group_living(list(self._kept), self.trace.mesh)
-            if len(kept) < len(self._kept.each):
-                self._kept = Groups(kept, self.trace.mesh)
-                self._jitted = jax.jit(self._pure, donate_argnums=self._given_up)
+        self._may_regroup = False
+        if len(reused) + len(kept) != before:
+            self._group(reused, kept)
+            self._jitted = jax.jit(self._pure, donate_argnums=self._given_up)
 
     def _settle(self) -> None:
         """Has the variables live in the list that the program gave."""
