@@ -233,7 +233,7 @@ def test_the_program_is_a_loop(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def note(self: Program, inputs: Any) -> Any:
         groups = self._reused, self._kept
-        arrays = [each.arrays(self._array_of) for each in groups]
+        arrays = [each.arrays(self._array_of)[0] for each in groups]
         lowered = self._jitted.lower(*arrays, *inputs)
         texts.append(lowered.compile().as_text())
         return launch(self, inputs)

@@ -17,7 +17,8 @@ from helpers.engines import compile_if, mirrored, per_replica
 from helpers.hlo import compiled_text, last_programs
 
 import mirrax as mx
-from mirrax._src.engines import packs, program
+from mirrax._src.engines import packs
+from mirrax._src.engines.program import Program
 from mirrax._src.state import home as home_module
 from mirrax._src.state import variable as variables_module
 
@@ -187,8 +188,11 @@ def test_other_dtypes(always, dtype):
 @pytest.mark.filterwarnings("ignore:.* has been traced")  # for copies alike and apart
 @pytest.mark.parametrize("replicas", [1, 2, 3])
 @pytest.mark.parametrize("seed", range(2))
-def test_any_order_of_what_can_be_done_to_variables(always, replicas, seed):
+def test_any_order_of_what_can_be_done_to_variables(
+    always, monkeypatch, replicas, seed
+):
     strategy, choose = mirrored(replicas), random.Random(seed)
+    monkeypatch.setattr(Program, "_patience", choose.choice([3, 10]))
     variables = make(strategy)
     model = [np.full(shape, float(i)) for i, shape in enumerate(SHAPES)]
     every, some = add_to(variables), add_to(variables[1:4])
@@ -511,6 +515,7 @@ def test_memory_counts_variables_of_a_pack_one_by_one(always):
 
 @pytest.mark.parametrize("engine", ["eager", "compiled"])
 def test_an_evaluation_before_the_first_step(always, monkeypatch, engine):
+    monkeypatch.setattr(Program, "_patience", 5)
     strategy = mirrored(2)
     variables = make(strategy)
     step = add_to(variables)
@@ -533,7 +538,7 @@ def test_an_evaluation_before_the_first_step(always, monkeypatch, engine):
 
 
 def test_a_step_of_every_second_variable_beside_one_of_all(always, monkeypatch):
-    monkeypatch.setattr(program, "_PATIENCE", 3)
+    monkeypatch.setattr(Program, "_patience", 20)
     strategy = mirrored(2)
     variables = make(strategy, [(3,)] * 8)
     every, second = add_to(variables), add_to(variables[::2])
@@ -544,24 +549,24 @@ def test_a_step_of_every_second_variable_beside_one_of_all(always, monkeypatch):
 
     both()
     assert all(packed(variables))
-    for _ in range(6):
+    for _ in range(28):
         both()
-    # Each has been taken apart by the other so often that nothing is packed any more.
-    assert not any(packed(variables))
+    # Those that the two have taken from each other so often are in no pack any more.
+    assert packed(variables) == [False, True] * 4
     made = count_packing(monkeypatch)
     both()
     assert not made
     monkeypatch.undo()
     assert [v.numpy()[0] for v in variables] == [
-        i + 8.0 * (2 - i % 2) for i in range(8)
+        i + 30.0 * (2 - i % 2) for i in range(8)
     ]
     assert (every.trace_count, second.trace_count) == (1, 1)
 
 
-def test_variables_that_are_assigned_before_each_step_leave_their_packs(
+def test_a_variable_that_is_assigned_before_each_step_leaves_its_pack(
     always, monkeypatch
 ):
-    monkeypatch.setattr(program, "_PATIENCE", 3)
+    monkeypatch.setattr(Program, "_patience", 5)
     strategy = mirrored(2)
     variables = make(strategy, [(3,)] * 4)
     step = add_to(variables)
@@ -573,22 +578,69 @@ def test_variables_that_are_assigned_before_each_step_leave_their_packs(
         strategy.run(step, args=(1.0,))
         return read, float(total())
 
-    found = [assign_and_step(float(k)) for k in range(8)]
-    assert not any(packed(variables))
-    assert [read[0] for read, _ in found] == [2.0 + k for k in range(8)]
+    found = [assign_and_step(float(k)) for k in range(12)]
+    assert packed(variables) == [True, False, True, True]
+    assert [read[0] for read, _ in found] == [2.0 + k for k in range(12)]
     # The others are 0, 2 and 3 at first.
     assert [total for _, total in found] == [
-        3 * (5 + 3 * (k + 1) + k + 1) for k in range(8)
+        3 * (5 + 3 * (k + 1) + k + 1) for k in range(12)
     ]
-    # Now and then is not often enough.
-    again = make(strategy, [(3,)] * 4)
-    step = add_to(again)
-    for k in range(24):
-        if k % 2:
-            again[1].assign(jnp.zeros(3))
+    made = count_packing(monkeypatch)
+    variables[1].assign(jnp.zeros(3))
+    strategy.run(step, args=(1.0,))
+    float(total())
+    assert not made
+    assert (step.trace_count, total.trace_count) == (1, 1)
+
+
+def test_a_variable_that_is_assigned_now_and_then_stays_in_its_pack(
+    always, monkeypatch
+):
+    monkeypatch.setattr(Program, "_patience", 5)
+    strategy = mirrored(2)
+    variables = make(strategy, [(3,)] * 4)
+    step = add_to(variables)
+    for _ in range(12):
+        variables[1].assign(jnp.zeros(3))
         strategy.run(step, args=(1.0,))
         strategy.run(step, args=(1.0,))
-    assert all(packed(again))
+    assert all(packed(variables))
+    assert [v.numpy()[0] for v in variables] == [24.0, 2.0, 26.0, 27.0]
+
+
+def test_packs_come_and_go_while_old_programs_live_on(always, monkeypatch):
+    """JAX keeps what it has traced as long as somebody, an exception say, holds the function."""
+    monkeypatch.setattr(Program, "_patience", 3)
+    strategy = mirrored(2)
+    variables = make(strategy, [(3,)] * 8)
+    for i, v in enumerate(variables):
+        v.name = f"v{9 - i}"
+    values = np.arange(8.0)
+    step = add_to(variables)
+
+    @mx.function
+    def total():
+        return sum(10.0**i * v.read_value()[0] for i, v in enumerate(variables))
+
+    old: list[Program] = []
+    renew = Program.renewed
+
+    def renewed(self, call):
+        old.append(self)
+        return renew(self, call)
+
+    monkeypatch.setattr(Program, "renewed", renewed)
+    for k in range(40):
+        if k % 10 < 4:
+            strategy.run(step, args=(1.0,))
+            values += 1.0
+        else:
+            for i in (0, 3, 7):
+                values[i] = k
+                variables[i].assign(jnp.full(3, values[i]))
+        np.testing.assert_allclose(float(total()), values @ 10.0 ** np.arange(8), 1e-5)
+    assert len(old) > 2
+    assert total.trace_count == 1
 
 
 def test_reading_where_transfers_are_forbidden(always):

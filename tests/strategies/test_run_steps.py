@@ -506,7 +506,8 @@ def test_the_program_is_a_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     launch = Program._run
 
     def note(self: Program, inputs: Any) -> Any:
-        arrays = (g.arrays(self._array_of) for g in (self._reused, self._kept))
+        groups = self._reused, self._kept
+        arrays = (g.arrays(self._array_of)[0] for g in groups)
         lowered = self._jitted.lower(*arrays, *inputs)
         texts.append(lowered.compile().as_text())
         return launch(self, inputs)

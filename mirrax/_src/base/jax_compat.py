@@ -135,13 +135,13 @@ def uncommitted(array: jax.Array) -> jax.Array:
     """The same buffer as an array that JAX may move: it mixes with those of other devices."""
     if not isinstance(array, _array.ArrayImpl):
         return array  # a typed random key, say
-    (device,) = array.sharding.device_set
-    # Without the mesh that an array of one device may still carry in its type.
-    aval = jax.core.ShapedArray(
-        array.shape, array.dtype, weak_type=array.aval.weak_type
-    )
-    single = jax.sharding.SingleDeviceSharding(device)
-    return _array.ArrayImpl(aval, single, [array], committed=False, _skip_checks=True)
+    aval, sharding = array.aval, array.sharding
+    if type(sharding) is not jax.sharding.SingleDeviceSharding:
+        (device,) = sharding.device_set
+        sharding = jax.sharding.SingleDeviceSharding(device)
+        # Without the mesh that an array of one device may still carry in its type.
+        aval = jax.core.ShapedArray(array.shape, array.dtype, weak_type=aval.weak_type)
+    return _array.ArrayImpl(aval, sharding, [array], committed=False, _skip_checks=True)
 
 
 def with_inputs(closed: ClosedJaxpr, inputs: Sequence[Any]) -> ClosedJaxpr:

@@ -364,6 +364,10 @@ class Function:
                 program = Program(traced, call, self._donate, label)
                 self.note_trace(key)
                 candidates.append(program)
+            elif program.is_outworn:
+                others = [p for p in candidates if p is not program]
+                program = program.renewed(call)
+                candidates[:] = [program, *others]
             try:
                 result = program.compile_and_call(call)
             except SignatureChanged:

@@ -30,40 +30,45 @@ _MOST, _FEWEST = 16, 8  # in a pack
 # CPUs takes as long as thousands of launches save.
 _MANY, _MANY_ON_CPUS = 96, 384
 
-VariableGroups = Sequence[Sequence[Variable]]
-
 
 class Groups:
     """Variables as a program takes or gives them: each in an array, or several in a pack."""
 
-    def __init__(self, groups: VariableGroups, mesh: ReplicaMesh | None) -> None:
+    def __init__(
+        self, groups: Sequence[Sequence[Variable]], mesh: ReplicaMesh | None
+    ) -> None:
         self.each = groups
         several = {i: len(group) for i, group in enumerate(groups) if len(group) > 1}
         assert mesh is not None or not several
         # By their places.
         self.packs = {i: Pack(count, mesh) for i, count in several.items()}  # pyright: ignore[reportArgumentType]
-        # How many calls in a row have found variables elsewhere, and have stacked them.
-        self.stacked_in_a_row = 0
 
     def __iter__(self) -> Iterator[Variable]:
         return itertools.chain(*self.each)
 
-    def arrays(self, array_of: Callable[[Variable], jax.Array]) -> list[jax.Array]:
+    def arrays(
+        self, array_of: Callable[[Variable], jax.Array]
+    ) -> tuple[list[jax.Array], int]:
         """What the program takes, from wherever the variables live now.
+
+        And how many launches that has cost: none where packs are as the program takes them.
 
         Raises:
             SignatureChanged: If replicas have their own values of one in a pack by now.
         """
-        packs = self.packs
-        is_apart = False
-        arrays = []
+        arrays, launches = [], 0
         for i, group in enumerate(self.each):
-            array = _living(group, packs[i]) if i in packs else array_of(group[0])
+            pack = self.packs.get(i)
+            if pack is None:
+                launches += group[0].lives_at()[2] is not None
+                arrays.append(array_of(group[0]))
+                continue
+            array = _living(group, pack)
             if array is None:
-                is_apart, array = True, _stack(group, packs[i])
+                launches += 1 + sum(v.lives_at()[2] is not None for v in group)
+                array = _stack(group, pack)
             arrays.append(array)
-        self.stacked_in_a_row = self.stacked_in_a_row + 1 if is_apart else 0
-        return arrays
+        return arrays, launches
 
     def values(self, arrays: Iterable[jax.Array]) -> dict[Variable, Any]:
         """Of each variable, in the program."""
@@ -161,7 +166,8 @@ def _can_be_packed(variable: Variable, trace: Trace) -> bool:
     dtype = variable.dtype
     # Wide ones lose half of their bits where JAX has no such now.
     is_plain = not jnp.issubdtype(dtype, jax.dtypes.extended) and dtype.itemsize <= 4
-    return is_mirrored and is_plain and 0 < _bytes([variable]) < _SMALL_BYTES
+    is_fit = is_mirrored and is_plain and variable.may_be_packed
+    return is_fit and 0 < _bytes([variable]) < _SMALL_BYTES
 
 
 def _living(variables: Sequence[Variable], pack: Pack) -> jax.Array | None:

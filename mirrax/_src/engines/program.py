@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -31,12 +31,7 @@ from mirrax._src.base.values import (
 from mirrax._src.cluster import launches
 from mirrax._src.engines.arguments import Call, placed
 from mirrax._src.engines.inputs import SignatureChanged, choose_input
-from mirrax._src.engines.packs import (
-    Groups,
-    VariableGroups,
-    group_living,
-    group_updated,
-)
+from mirrax._src.engines.packs import Groups, group_living, group_updated
 from mirrax._src.engines.traced import Trace
 from mirrax._src.state.distributed import DistributedVariable
 from mirrax._src.state.home import Home
@@ -57,9 +52,6 @@ _MIXED = (
     "strategies perhaps, which cannot be one program. Call it for each strategy, or run that "
     "part outside `mx.function`. JAX says: {}"
 )
-
-# Compiling takes as long as stacking this often, or longer.
-_PATIENCE = 100
 
 
 def lies_on(variable: Variable, mesh: ReplicaMesh | None) -> bool:
@@ -89,6 +81,9 @@ class Program:
     read, and one input for each argument of the call.
     """
 
+    # Compiling takes as long as so many launches, or longer; doubled each time.
+    _patience = 5000
+
     def __init__(
         self, trace: Trace, call: Call, donate: Sequence[int], label: str = ""
     ) -> None:
@@ -109,13 +104,25 @@ class Program:
         self._is_open = is_open(trace.signature.tree)
         self._gives_back = any(out.argument is not None for out in trace.outs)
         # Donated: what is both read and written. Kept: what is only read.
-        reused = [v for v in trace.reads if v in trace.writes]
-        kept = [v for v in trace.reads if v not in trace.writes]
-        self._group(group_updated(reused, trace), group_living(kept, mesh))
-        # Whether variables that are only read may be in packs when it runs; tried once.
-        self._may_regroup = True
+        reused, kept = self._grouped()
+        # JAX reuses donated memory for outputs of the same shape in the order of both
+        # lists, so that what is updated in place comes first, in the order of the inputs.
+        others = [[v] for v in trace.writes if v not in trace.reads]
+        self._reused, self._kept = Groups(reused, mesh), Groups(kept, mesh)
+        self._written = Groups([*reused, *others], mesh)
+        self._old = slice(len(reused)) if others else None
+        packs = self._reused.packs
+        self._packed = {v.number for i in packs for v in reused[i]}
+        self._alone = {v.number for v in self._reused} - self._packed
+        self._handed_on = {v.number for v in trace.handed_on()} - self._packed
+        self._home = Home([], packs)
+        self._home.is_whole = False
         self._sealed = True  # JAX may not trace it again, but in `compile_and_call`
-        self._finds_packs = False
+        # Launches in a row of calls, because packs were not as it takes them; whether one with
+        # other packs should take its place.
+        self._in_vain = 0
+        self.is_outworn = False
+        self._smallest: int | None = None
         self._label = label
         # What the function closes over, where the program can use it.
         self._consts = trace.closed.consts
@@ -128,26 +135,21 @@ class Program:
         self._donate = [i for i in donate if i < self._num_args]
         # With `jax_debug_nans` JAX runs a failed step again, on the same arguments.
         self._debug = debug_nans.value
-        self._given_up = () if self._debug else (0, *(2 + i for i in self._donate))
-        self._jitted = jax.jit(self._pure, donate_argnums=self._given_up)
+        given_up = () if self._debug else (0, *(2 + i for i in self._donate))
+        self._jitted = jax.jit(self._pure, donate_argnums=given_up)
 
-    def _group(self, reused: VariableGroups, kept: VariableGroups) -> None:
-        """Has these go in and come out together."""
+    def _grouped(self) -> tuple[list[list[Variable]], list[list[Variable]]]:
+        """The variables that are read and written, and those only read, with packs as of now."""
         trace = self.trace
-        self._reused = Groups(reused, trace.mesh)
-        self._kept = Groups(kept, trace.mesh)
-        # JAX reuses donated memory for outputs of the same shape in the order of both
-        # lists, so that what is updated in place comes first, in the order of the inputs.
-        others = [[v] for v in trace.writes if v not in trace.reads]
-        self._written = Groups([*reused, *others], trace.mesh)
-        self._old = slice(len(reused)) if others else None
-        packs = self._reused.packs
-        self._packed = {v.number for i in packs for v in reused[i]}
-        self._alone = {v.number for v in self._reused} - self._packed
-        self._handed_on = {v.number for v in trace.handed_on()} - self._packed
-        self._home = Home([], packs)
-        self._home.is_whole = False
-        self._smallest: int | None = None
+        reused = [v for v in trace.reads if v in trace.writes]
+        kept = [v for v in trace.reads if v not in trace.writes]
+        return group_updated(reused, trace), group_living(kept, trace.mesh)
+
+    def renewed(self, call: Call) -> Program:
+        """The same with packs as of now."""
+        program = Program(self.trace, call, self._donate, self._label)
+        program._patience = self._patience
+        return program
 
     def __del__(self) -> None:
         # A variable that lives on must not keep the others' arrays.
@@ -204,7 +206,6 @@ class Program:
                 self._home.is_whole &= all(v.strategy for v in self._reused)
                 if not layouts_match(self.trace):
                     raise SignatureChanged
-                self._regroup()
                 run = self._run_watched if self._label else self._run
                 results = run(inputs)
         except ValueError as error:
@@ -256,14 +257,16 @@ class Program:
             if handed_out and not handed_out.isdisjoint(self._alone):
                 self._unshare()
             home = self._home
+            in_vain = also = 0
             if not home.is_whole:
-                reused = self._reused.arrays(self._array_of)
+                reused, in_vain = self._reused.arrays(self._array_of)
             else:
                 reused = home.arrays[self._old] if self._old else home.arrays
-                self._reused.stacked_in_a_row = 0
-            kept = self._kept.arrays(self._array_of) if self._kept.each else []
-            if self._sealed and self._should_regroup():
-                raise SignatureChanged
+            kept: list[Any] = []
+            if self._kept.each:
+                kept, also = self._kept.arrays(self._array_of)
+            if in_vain or also or self._in_vain:
+                self._note_in_vain(in_vain + also)
             if self._spanning:
                 kept = [*kept, *self._spanning]
             done: list[Any] = []
@@ -337,33 +340,27 @@ class Program:
     def _array_of(self, variable: Variable) -> jax.Array:
         mesh = self.trace.mesh
         if lies_on(variable, mesh):
-            self._finds_packs |= variable.lives_at()[2] is not None
             return variable.in_one_array()[0]
         return placed(one_copy_of(variable), mesh)
 
-    def _should_regroup(self) -> bool:
-        in_vain = max(self._reused.stacked_in_a_row, self._kept.stacked_in_a_row)
-        return in_vain > _PATIENCE or (self._finds_packs and self._may_regroup)
+    def _note_in_vain(self, launches: int) -> None:
+        """Notes launches that a call costs because packs are not as the program takes them.
 
-    def _regroup(self) -> None:
-        """Takes packs as they are that others have made since this program was compiled.
-
-        Gives up packs that others have taken apart before each of many calls.
+        Raises:
+            SignatureChanged: If a program with other packs should take its place.
         """
-        if not self._should_regroup():
+        self._in_vain = self._in_vain + launches if launches else 0
+        if self._in_vain <= self._patience or not self._sealed:
             return
-        reused, kept = self._reused.each, self._kept.each
-        before = len(reused) + len(kept)
-        if self._reused.stacked_in_a_row > _PATIENCE:
-            reused = [[v] for v in self._reused]
-        if self._kept.stacked_in_a_row > _PATIENCE:
-            kept = [[v] for v in self._kept]
-        elif self._may_regroup:
-            kept = group_living(list(self._kept), self.trace.mesh)
-        self._may_regroup = False
-        if len(reused) + len(kept) != before:
-            self._group(reused, kept)
-            self._jitted = jax.jit(self._pure, donate_argnums=self._given_up)
+        self._in_vain = 0
+        self._patience *= 2
+        for i in self._reused.packs:
+            for variable in self._reused.each[i]:
+                variable.may_be_packed &= variable.home is self._home
+        taken = [*self._reused.each, *self._kept.each]
+        if _numbers(itertools.chain(*self._grouped())) != _numbers(taken):
+            self.is_outworn = True
+            raise SignatureChanged
 
     def _settle(self) -> None:
         """Has the variables live in the list that the program gave."""
@@ -416,10 +413,14 @@ class Program:
 
     def lower(self, arrays: Sequence[Any]) -> Any:
         """JAX's lowered form, to look at what was compiled."""
-        reused = self._reused.arrays(self._array_of)
-        kept = self._kept.arrays(self._array_of)
+        reused, _ = self._reused.arrays(self._array_of)
+        kept, _ = self._kept.arrays(self._array_of)
         with self._unsealed():
             return self._jitted.lower(reused, kept, *self._as_inputs(arrays))
+
+
+def _numbers(groups: Iterable[Sequence[Variable]]) -> set[tuple[int, ...]]:
+    return {tuple(v.number for v in group) for group in groups}
 
 
 def _spans_workers(const: Any) -> bool:

@@ -98,6 +98,7 @@ class _VariableType(type):
     *(
         "layout_now",
         "lives_at",
+        "may_be_packed",
         "move_to",
         "number",
         "replace_array",
@@ -131,6 +132,7 @@ class Variable(NotInPlace, InParts, Atom, metaclass=_VariableType):
     _view: PerReplica | None = None
     _place = 0  # in `home`
     _part: int | None = None  # of a pack that is there
+    may_be_packed = True  # until it has been taken out of packs too often
     is_slot = False  # whether an optimizer keeps it for another variable
     strategy: Any  # a `StrategyLike`, or None where no strategy made the variable
     __signature__ = inspect.signature(VariableSpec)
