@@ -153,6 +153,18 @@ print([name for name in ("NPROC", "PJRT_NPROC") if name in os.environ])
     assert output(code) == "[]"
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("threads", [1, 3])
+def test_whether_the_pool_has_one_thread_is_known(threads) -> None:
+    code = """
+import mirrax, jax
+from mirrax._src.base.logical import has_one_thread
+jax.devices()
+print(has_one_thread())
+"""
+    assert output(code, PJRT_NPROC=str(threads)) == str(threads == 1)
+
+
 def test_a_configuration_that_is_there_already_is_accepted() -> None:
     mx.config.set_logical_device_configuration(cpu=8)
     assert len(mx.config.list_logical_devices("CPU")) == 8

@@ -9,7 +9,8 @@ import pytest
 from helpers.hlo import last_programs
 
 import mirrax as mx
-from mirrax._src.collectives.packing import PackLimits, plan_packs
+from mirrax._src.collectives import packing
+from mirrax._src.collectives.packing import BETWEEN_TWO, PackLimits, plan_packs
 
 EXPERIMENTAL = mx.distribute.experimental
 
@@ -103,3 +104,21 @@ def test_packed_results_are_those_of_single_arrays(two_cpus) -> None:
         result = two_cpus.run(fn, args=(value,))
         for out, a, b in zip(result, *parts):
             np.testing.assert_allclose(out, a + b, rtol=1e-6)
+
+
+@pytest.mark.parametrize("has_one_thread", [True, False])
+def test_packs_between_workers_however_they_are_written(
+    monkeypatch, has_one_thread
+) -> None:
+    monkeypatch.setattr(packing, "has_one_thread", lambda: has_one_thread)
+    shapes = [(), (3,), (300, 100), (0,), (7, 1, 2)]
+    given = [jnp.full(shape, i + 1.0) for i, shape in enumerate(shapes)]
+
+    def double(arrays):
+        return packing.reduce_packed(arrays, BETWEEN_TWO, lambda a: a * 2)
+
+    for array, result in zip(given, jax.jit(double)(given)):
+        np.testing.assert_array_equal(result, array * 2)
+    text = jax.jit(double).lower(given).as_text()
+    assert ("dynamic_update_slice" in text) != has_one_thread
+    assert text.count("stablehlo.multiply") == 1  # all that is not empty in one pack

@@ -167,6 +167,11 @@ def set_logical_device_configuration(cpu: int) -> None:
         )
 
 
+def has_one_thread() -> bool:
+    """Whether XLA's CPU compiler has no threads to split an operation over, as far as is known."""
+    return _pool_size() == 1
+
+
 def _pool_size() -> int | None:
     """The threads of the pool, by their names; None where they cannot be counted."""
     names = Path("/proc/self/task").glob("*/comm")

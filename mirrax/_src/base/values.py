@@ -21,7 +21,7 @@ from mirrax._src.base import context
 from mirrax._src.base.arraylike import ArrayLike, NotOneArray
 from mirrax._src.base.errors import RunEagerly
 from mirrax._src.base.hiding import hides
-from mirrax._src.base.jax_compat import Device, Tracer, uncommitted
+from mirrax._src.base.jax_compat import ConcreteArray, Device, Tracer, uncommitted
 from mirrax._src.base.mesh import (
     AXIS_NAME,
     Layout,
@@ -303,7 +303,8 @@ def one_copy(array: jax.Array) -> jax.Array:
 
 def first_copy(array: Any) -> Any:
     """A replicated array as one array on the first device; anything else as it is."""
-    if not isinstance(array, jax.Array) or isinstance(array, Tracer):
+    is_known = type(array) is ConcreteArray  # which is fast to ask
+    if not is_known and (not isinstance(array, jax.Array) or isinstance(array, Tracer)):
         return array
     is_spread = len(array.sharding.device_set) > 1 and array.is_fully_replicated
     return one_copy(array) if is_spread else array

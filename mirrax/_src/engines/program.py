@@ -307,7 +307,7 @@ class Program:
             except BaseException:
                 launches.last.undo()
                 raise
-            every = [*self._home.arrays, *jax.tree.leaves(results)]
+            every = [*self._home.arrays, *results]
             if self._smallest is None:
                 self._smallest = launches.smallest(every)
             at = self._smallest

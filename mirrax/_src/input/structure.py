@@ -313,6 +313,8 @@ class _Shown:
 
 # JAX takes over NumPy's memory on CPUs, without a copy, if it is aligned.
 _ALIGNMENT = 64
+# Smaller arrays are copied twice in less time than aligned memory takes to get.
+_WORTH_ALIGNING = 16 * 1024
 
 
 def empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
@@ -336,6 +338,8 @@ def own(leaf: Any) -> Any:
     """A leaf in memory of its own, which a device may take over."""
     if not isinstance(leaf, np.ndarray):
         return leaf
+    if leaf.nbytes < _WORTH_ALIGNING:
+        return np.array(leaf, order="C")
     out = empty(leaf.shape, leaf.dtype)
     out[...] = leaf
     return out
