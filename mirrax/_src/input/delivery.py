@@ -11,7 +11,7 @@ import numpy as np
 from mirrax._src.base.jax_compat import put_parts, put_uncommitted
 from mirrax._src.base.mesh import Layout, ReplicaMesh
 from mirrax._src.base.values import PerReplica
-from mirrax._src.input.blocks import Block, Index, Singles, value_of
+from mirrax._src.input.blocks import Arrays, Block, Index, Singles, Table, value_of
 from mirrax._src.input.splitting import Step
 from mirrax._src.input.structure import (
     PyTree,
@@ -31,7 +31,8 @@ class Delivery:
         self._mesh = mesh
         self._fetch = fetch_to_device and mesh is not None
         self._like: PyTree = None  # the first element, for its structure
-        self._number = 0
+        self._checked: Table | None = None  # whose rows are all of that structure
+        self._number = -1
 
     def __call__(self, step: Step | SharedStep) -> PyTree:
         """A step's parts as one value for each replica."""
@@ -39,13 +40,20 @@ class Delivery:
         if isinstance(step, SharedStep):
             step, shapes = step.parts, zip(*step.shapes)
         deliver = self._put if self._fetch else self._regrouped
-        if (whole := _looked_up_at_once(step)) is not None:
-            self._check_structure(whole)
-            count = len(step)
-            return map_leaves(
-                lambda leaf: deliver(_cut(leaf, count), shapes and next(shapes), True),
-                whole,
-            )
+        self._number += 1
+        block = _in_one_block(step)
+        whole = None if block is None else _rows_alike(block)
+        if block is not None and whole is not None:
+            if block.table is not self._checked:
+                self._check_structure(whole)
+                self._checked = block.table if isinstance(block.table, Arrays) else None
+            count, is_fresh = len(step), block.is_fresh
+
+            def deliver_rows(leaf: Any) -> Any:
+                parts = _cut(leaf if is_fresh else own(leaf), count)
+                return deliver(parts, shapes and next(shapes), are_alike=True)
+
+            return map_leaves(deliver_rows, whole)
         values = [_own(part) for part in step]
         self._check_structure(values[0])
         try:
@@ -71,7 +79,6 @@ class Delivery:
                 f"Element {self._number} of the dataset is {show(value)}, which differs in "
                 "structure from the elements before it. The dataset must yield one structure."
             ) from None
-        self._number += 1
 
     def _put(self, parts: tuple[Any, ...], shapes: Any, are_alike: bool = False) -> Any:
         """One leaf's parts on the devices; text stays where it is.
@@ -87,7 +94,7 @@ class Delivery:
         every = shapes
         if every is None and not are_alike:
             every = [(list(p.shape), p.dtype) for p in parts]
-        is_even = not every or all(s == every[0] for s in every)
+        is_even = not every or every.count(every[0]) == len(every)
         is_even = is_even and mesh.size > 1 and first.ndim
         if not is_even:
             put = [
@@ -109,12 +116,12 @@ class Delivery:
         return parts[0] if len(parts) == 1 else PerReplica(parts, mesh=self._mesh)
 
 
-def _looked_up_at_once(step: Step) -> PyTree | None:
-    """The rows of all parts in one lookup, if these are equally many of one table."""
+def _in_one_block(step: Step) -> Block | None:
+    """All parts together, if these are equally many rows of one table."""
     first = step[0]
     if not isinstance(first, Block) or isinstance(first.table, Singles):
         return None
-    table, rows = first.table, len(first)
+    table, rows = first.table, len(first.index)
     for part in step:
         if not isinstance(part, Block) or part.table is not table:
             return None
@@ -122,10 +129,16 @@ def _looked_up_at_once(step: Step) -> PyTree | None:
             return None
     if not rows:
         return None
+    if len(step) == 1:
+        return first
+    return Block(table, _joined([part.index for part in step]))
+
+
+def _rows_alike(block: Block) -> PyTree | None:
+    """The rows; None where one differs from the others, or has an error."""
     try:
-        return _own(Block(table, _joined([part.index for part in step])))
+        return block.value()
     except (ValueError, StructureError):
-        # Rows of two parts that differ, or one with an error: part by part.
         return None
 
 
@@ -146,6 +159,8 @@ def _joined(parts: list[Index]) -> Index:
 
 
 def _cut(leaf: Any, count: int) -> tuple[Any, ...]:
+    if count == 1:
+        return (leaf,)
     rows = len(leaf) // count
     return tuple(leaf[i * rows : (i + 1) * rows] for i in range(count))
 

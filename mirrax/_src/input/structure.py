@@ -331,7 +331,7 @@ def empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
         size *= length
     raw = np.empty(size + _ALIGNMENT, np.uint8)
     start = -raw.__array_interface__["data"][0] % _ALIGNMENT
-    return raw[start : start + size].view(dtype).reshape(shape)
+    return np.ndarray(shape, dtype, raw, start)
 
 
 def own(leaf: Any) -> Any:
