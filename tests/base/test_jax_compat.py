@@ -129,6 +129,20 @@ def test_uncommitted_arrays_share_the_buffer_and_mix_with_other_devices() -> Non
         assert (free + 1).devices() == {CPUS[1]}
 
 
+@pytest.mark.parametrize("kind", list(jax.sharding.AxisType)[:2])
+def test_uncommitted_arrays_forget_the_mesh_that_they_were_computed_under(kind) -> None:
+    mesh = jax.sharding.Mesh(jax.devices()[:2], "x", axis_types=(kind,))
+    with jax.set_mesh(mesh):
+        made = jax.jit(lambda x: x * 2)(np.ones(4))
+        free = jax_compat.uncommitted(jax.device_put(made, CPUS[1]))
+    assert free.aval.sharding.mesh.empty  # pyright: ignore[reportAttributeAccessIssue]
+    other = jax.sharding.Mesh(
+        jax.devices()[:2], "y", axis_types=(jax.sharding.AxisType.Explicit,)
+    )
+    with jax.set_mesh(other):
+        assert jax.jit(lambda x: x + 1)(free).tolist() == [3.0] * 4
+
+
 def test_a_jaxpr_may_reduce_over_an_axis_and_be_cut() -> None:
     closed, known = jax_compat.make_jaxpr(
         lambda x: ([lax.psum(x * 2, "replica") + 1], ("said", x.shape)),

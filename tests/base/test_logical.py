@@ -165,6 +165,30 @@ print(has_one_thread())
     assert output(code, PJRT_NPROC=str(threads)) == str(threads == 1)
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="names threads by prctl")
+def test_threads_may_have_names_that_are_no_text() -> None:
+    code = r"""
+import ctypes, threading
+import mirrax, jax
+from mirrax._src.base.logical import has_one_thread
+jax.devices()
+named, end = threading.Event(), threading.Event()
+
+def work():
+    ctypes.CDLL(None).prctl(15, b"caf\xe9", 0, 0, 0)
+    named.set()
+    end.wait()
+
+thread = threading.Thread(target=work)
+thread.start()
+named.wait()
+print(has_one_thread())
+end.set()
+"""
+    assert output(code, PJRT_NPROC="1") == "True"
+
+
 def test_a_configuration_that_is_there_already_is_accepted() -> None:
     mx.config.set_logical_device_configuration(cpu=8)
     assert len(mx.config.list_logical_devices("CPU")) == 8

@@ -79,3 +79,39 @@ def test_shapes_that_workers_tell_each_other_cost_no_second_lookup():
     assert _shapes_of(part) == [[[4, 3], "float32"], [[4], "int64"]]
     assert part.value()[1].tolist() == [4, 5, 6, 7]
     assert table.lookups == 1
+
+
+def test_elements_that_hold_objects_are_refused_however_many() -> None:
+    strategy = mirrored(2)
+    for count in (4, 4000):
+        rows = np.empty(count, [("a", "O"), ("b", "f4")])
+        rows["a"] = "text"
+        dataset = mx.data.Dataset.from_tensor_slices(rows).batch(count)
+        with pytest.raises(TypeError, match="data-type|JAX"):
+            next(iter(strategy.experimental_distribute_dataset(dataset)))
+
+
+def test_an_interrupt_while_the_first_rows_are_looked_up(monkeypatch) -> None:
+    strategy = mirrored(2)
+    options = mx.distribute.InputOptions(experimental_per_replica_buffer_size=0)
+    dataset = mx.data.Dataset.from_tensor_slices(np.arange(12.0)).batch(4)
+    batches = iter(strategy.experimental_distribute_dataset(dataset, options))
+
+    def interrupt(*_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Block, "value", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            next(batches)
+    found = [strategy.reduce("SUM", x, axis=0).item() for x in batches]
+    assert found == [4 + 5 + 6 + 7, 8 + 9 + 10 + 11]
+
+
+def test_a_structure_that_changes_is_told_with_the_number_of_the_element() -> None:
+    strategy = mirrored(2)
+    same = mx.data.Dataset.from_tensor_slices(np.arange(8.0)).batch(4)
+    other = mx.data.Dataset.from_generator(lambda: iter([(np.ones(4),)]))
+    with pytest.raises(ValueError, match="Element 2 of the dataset"):
+        for _ in strategy.experimental_distribute_dataset([*same, *other]):
+            pass

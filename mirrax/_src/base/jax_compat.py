@@ -139,7 +139,7 @@ def uncommitted(array: jax.Array) -> jax.Array:
     if type(sharding) is not jax.sharding.SingleDeviceSharding:
         (device,) = sharding.device_set
         sharding = jax.sharding.SingleDeviceSharding(device)
-        # Without the mesh that an array of one device may still carry in its type.
+    if not aval.sharding.mesh.empty:  # which an array of one device may still carry
         aval = jax.core.ShapedArray(array.shape, array.dtype, weak_type=aval.weak_type)
     return _array.ArrayImpl(aval, sharding, [array], committed=False, _skip_checks=True)
 

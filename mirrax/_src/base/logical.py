@@ -26,7 +26,7 @@ from mirrax._src.base.jax_compat import Device
 
 # The first of these that is set sizes the pool.
 _POOL_VARIABLES = ("PJRT_NPROC", "NPROC")
-_THREAD_NAME = "tf_XLAEigen"
+_THREAD_NAME = b"tf_XLAEigen"
 _STEPS_BEFORE_WAIT = 8
 
 # If one of these is set, the user has chosen how memory is kept.
@@ -176,7 +176,7 @@ def _pool_size() -> int | None:
     """The threads of the pool, by their names; None where they cannot be counted."""
     names = Path("/proc/self/task").glob("*/comm")
     try:
-        count = sum(path.read_text().strip() == _THREAD_NAME for path in names)
+        count = sum(path.read_bytes().strip() == _THREAD_NAME for path in names)
     except OSError:
         return None
     return count or None

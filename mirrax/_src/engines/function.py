@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import operator
 import types
@@ -365,9 +366,10 @@ class Function:
                 self.note_trace(key)
                 candidates.append(program)
             elif program.is_outworn:
-                others = [p for p in candidates if p is not program]
+                with contextlib.suppress(ValueError):  # if another thread has done so
+                    candidates.remove(program)
                 program = program.renewed(call)
-                candidates[:] = [program, *others]
+                candidates.append(program)
             try:
                 result = program.compile_and_call(call)
             except SignatureChanged:

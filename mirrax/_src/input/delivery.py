@@ -32,7 +32,7 @@ class Delivery:
         self._fetch = fetch_to_device and mesh is not None
         self._like: PyTree = None  # the first element, for its structure
         self._checked: Table | None = None  # whose rows are all of that structure
-        self._number = -1
+        self._number = 0
 
     def __call__(self, step: Step | SharedStep) -> PyTree:
         """A step's parts as one value for each replica."""
@@ -40,11 +40,12 @@ class Delivery:
         if isinstance(step, SharedStep):
             step, shapes = step.parts, zip(*step.shapes)
         deliver = self._put if self._fetch else self._regrouped
-        self._number += 1
         block = _in_one_block(step)
         whole = None if block is None else _rows_alike(block)
         if block is not None and whole is not None:
-            if block.table is not self._checked:
+            if block.table is self._checked:
+                self._number += 1
+            else:
                 self._check_structure(whole)
                 self._checked = block.table if isinstance(block.table, Arrays) else None
             count, is_fresh = len(step), block.is_fresh
@@ -79,6 +80,7 @@ class Delivery:
                 f"Element {self._number} of the dataset is {show(value)}, which differs in "
                 "structure from the elements before it. The dataset must yield one structure."
             ) from None
+        self._number += 1
 
     def _put(self, parts: tuple[Any, ...], shapes: Any, are_alike: bool = False) -> Any:
         """One leaf's parts on the devices; text stays where it is.

@@ -331,14 +331,14 @@ def empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
         size *= length
     raw = np.empty(size + _ALIGNMENT, np.uint8)
     start = -raw.__array_interface__["data"][0] % _ALIGNMENT
-    return np.ndarray(shape, dtype, raw, start)
+    return raw[start : start + size].view(dtype).reshape(shape)
 
 
 def own(leaf: Any) -> Any:
     """A leaf in memory of its own, which a device may take over."""
     if not isinstance(leaf, np.ndarray):
         return leaf
-    if leaf.nbytes < _WORTH_ALIGNING:
+    if leaf.nbytes < _WORTH_ALIGNING and not leaf.dtype.hasobject:
         return np.array(leaf, order="C")
     out = empty(leaf.shape, leaf.dtype)
     out[...] = leaf

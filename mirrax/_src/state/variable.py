@@ -86,27 +86,11 @@ class _VariableType(type):
 
 
 @hides(
-    *(
-        "become",
-        "check_not_lost",
-        "check_readable",
-        "concrete",
-        "convert",
-        "has_values",
-    ),
-    *("home", "home_sharding", "in_full", "in_one_array", "is_gone", "is_slot"),
-    *(
-        "layout_now",
-        "lives_at",
-        "may_be_packed",
-        "move_to",
-        "number",
-        "replace_array",
-        "store_agreed",
-        "store_local",
-        "stored",
-    ),
-    *("strategy", "to_save", "with_dtype", "written_layout"),
+    *("become", "check_not_lost", "check_readable", "concrete", "convert"),
+    *("has_values", "home", "home_sharding", "in_full", "in_one_array", "is_gone"),
+    *("is_slot", "layout_now", "lives_at", "may_be_packed", "move_to", "number"),
+    *("replace_array", "store_agreed", "store_local", "stored", "strategy", "to_save"),
+    *("with_dtype", "written_layout"),
 )
 class Variable(NotInPlace, InParts, Atom, metaclass=_VariableType):
     """An array that can be assigned. In a strategy's scope, a copy on each device.
