@@ -15,6 +15,7 @@ import pytest
 
 import mirrax as mx
 from mirrax._src.engines.dispatch import eager_runs
+from mirrax._src.state.foreign import settings
 from mirrax._src.train.writer import wait_for_saves
 from tests.helpers.programs import compile_quickly, share_programs
 
@@ -27,6 +28,7 @@ mx.config.set_logical_device_configuration(cpu=8)
 def nothing_leaks() -> Iterator[None]:
     """No test leaves a scope, a thread or a switch behind."""
     eager_runs.clear()  # tests run the same code very often
+    _forget_models()
     yield
     wait_for_saves()
     assert not mx.distribute.has_strategy(), "a test left a scope open"
@@ -41,6 +43,13 @@ def nothing_leaks() -> Iterator[None]:
         time.sleep(0.05)
         left = _threads()
     assert not left, f"threads are left: {left}"
+
+
+def _forget_models() -> None:
+    """Of other tests: one that is collected meanwhile would have functions traced again."""
+    for noted in (settings._owners, settings._first, settings._changed):
+        noted.clear()
+    settings.token = frozenset()
 
 
 def _threads() -> list[str]:

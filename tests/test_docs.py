@@ -16,7 +16,6 @@ import pytest
 import yaml
 
 import mirrax
-from mirrax._src.state.foreign import settings
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -29,13 +28,6 @@ def code_of(kind: str, text: str) -> str:
         return text
     kept = [line[1:] for line in text.splitlines() if not line.startswith("-")]
     return "\n".join(kept) + "\n"
-
-
-def forget_modules() -> None:
-    """Of other tests: one that is collected meanwhile would have a page's functions traced again."""
-    for noted in (settings._owners, settings._first, settings._changed):
-        noted.clear()
-    settings.token = frozenset()
 
 
 @pytest.mark.filterwarnings("ignore:.*(is the older name|has nothing to do)")
@@ -52,7 +44,6 @@ def forget_modules() -> None:
     ids=lambda path: path.name,
 )
 def test_examples_run(page: Path) -> None:
-    forget_modules()
     names: dict[str, object] = {}
     text = page.read_text()
     for block in BLOCK.finditer(text):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
 import threading
 from typing import Any
@@ -206,6 +207,22 @@ def test_many_traces_name_the_attribute(two_cpus: Any) -> None:
     with pytest.warns(UserWarning, match=r"because Dropout\.rate has changed"):
         for i in range(5):
             model.rate = i / 10
+            two_cpus.run(fn)
+
+
+def test_many_traces_tell_of_a_model_that_is_gone(two_cpus: Any) -> None:
+    fn = mx.function(lambda: jnp.ones(3))
+    models = [Scaling() for _ in range(3)]
+    for model in models:
+        model.scale = 2.0
+        two_cpus.run(fn)
+    del model
+    with pytest.warns(
+        UserWarning, match=r"a model whose Scaling\.scale had changed is"
+    ):
+        for _ in range(2):
+            del models[0]
+            gc.collect()
             two_cpus.run(fn)
 
 

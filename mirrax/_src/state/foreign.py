@@ -190,11 +190,14 @@ class Settings:
             self._changed[key] = now
         self._renew()
 
-    @staticmethod
-    def explain(old: frozenset[Any], new: frozenset[Any]) -> str:
+    def explain(self, old: frozenset[Any], new: frozenset[Any]) -> str:
         """What is different between two tokens, in words."""
-        names = sorted({name for (_, name), _ in old ^ new})
-        return f"{', '.join(names[:3])} has changed" if names else ""
+        keys = {key for key, _ in old ^ new}
+        names = sorted({name for number, name in keys if number in self._owners})
+        if names:
+            return f"{', '.join(names[:3])} has changed"
+        gone = sorted({name for _, name in keys})
+        return f"a model whose {gone[0]} had changed is gone" if gone else ""
 
     def _forget(self, number: int) -> None:
         self._owners.pop(number, None)
