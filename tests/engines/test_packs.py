@@ -51,7 +51,7 @@ def add_to(variables, engine="compiled") -> Any:
 
 
 def packed(variables):
-    return [v.lives_at()[2] is not None for v in variables]
+    return [v.lives_at[2] is not None for v in variables]
 
 
 @pytest.fixture
@@ -128,7 +128,7 @@ def test_on_any_number_of_devices(always, replicas):
 def test_a_weight_and_its_slot_are_at_like_places_whatever_their_names_order(many):
     variables, step = train(mirrored(2), [(5,)] * 48)
     [program] = last_programs(step).values()
-    parts = {v.name: v.lives_at()[2] for v in program.trace.writes}
+    parts = {v.name: v.lives_at[2] for v in program.trace.writes}
     for v in variables:
         assert parts[v.name] == parts[f"optimizer/0/trace/{v.name}"]
 
@@ -263,7 +263,7 @@ def test_what_was_read_is_taken_out_of_its_pack_until_the_next_step(always):
     step = add_to(variables)
     strategy.run(step, args=(1.0,))
     first = variables[0].read_value()
-    home = variables[0].lives_at()[0]
+    home = variables[0].lives_at[0]
     assert list(home._taken) == [(0, 0)]
     strategy.run(step, args=(1.0,))
     assert not home._taken
@@ -384,11 +384,32 @@ def test_variables_outlive_their_program(always):
 
 def test_a_variable_that_lives_on_keeps_its_own_pack_only(always):
     strategy = mirrored(2)
-    variables = make(strategy, [(3,)] * 8)
-    strategy.run(add_to(variables), args=(1.0,))
+    [kept, *others] = make(strategy, [(3,)] * 8)
+    strategy.run(add_to([kept, *others]), args=(1.0,))
+    home = kept.lives_at[0]
+    assert [array is None for array in home.arrays] == [False, False]
+    del others
     gc.collect()
-    assert [len(v.lives_at()[0].arrays) for v in variables] == [1] * 8
-    assert len({v.lives_at()[0] for v in variables}) == 2
+    assert kept.lives_at[0] is home
+    assert [array is None for array in home.arrays] == [False, True]
+    assert kept.numpy().tolist() == [1.0] * 3
+
+
+def test_a_program_may_be_collected_while_a_variable_is_read(always, monkeypatch):
+    strategy = mirrored(2)
+    variables = make(strategy, [(3,)] * 4)
+    step = add_to(variables)
+    strategy.run(step, args=(1.0,))
+    step.itself = step
+    del step
+    array_at = home_module.Home.array_at
+
+    def collect_and_take(home, place, part):
+        gc.collect()
+        return array_at(home, place, part)
+
+    monkeypatch.setattr(home_module.Home, "array_at", collect_and_take)
+    assert [v.numpy()[0] for v in variables] == [1.0, 2.0, 3.0, 4.0]
 
 
 def test_a_pack_that_all_have_left_is_freed(always):
@@ -396,7 +417,7 @@ def test_a_pack_that_all_have_left_is_freed(always):
     variables = make(strategy, [(3,)] * 4)
     step = add_to(variables)
     strategy.run(step, args=(1.0,))
-    home = variables[0].lives_at()[0]
+    home = variables[0].lives_at[0]
     for v in variables[:3]:
         v.assign(jnp.zeros(3))
     assert home.arrays[0] is not None

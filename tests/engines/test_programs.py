@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import sys
 
 import jax.numpy as jnp
@@ -293,11 +294,13 @@ def interrupted_at(line, function):
         return trace
 
     before = sys.gettrace()
+    gc.disable()  # what another test has left moves variables when it is collected
     sys.settrace(trace)
     try:
         yield
     finally:
         sys.settrace(before)
+        gc.enable()
 
 
 def test_a_step_updates_what_an_interrupted_assignment_has_left():

@@ -76,7 +76,7 @@ def digest_of_many_small_variables(strategy: Any) -> str:
             strategy.run(step, args=(batch,))
             if i == 5 and (resolver is None or resolver.task_id == 0):
                 assert variables[0].numpy().shape == (5,)  # nobody else reads it
-    assert all(v.lives_at()[2] is not None for v in variables)
+    assert all(v.lives_at[2] is not None for v in variables)
     every = np.stack([v.numpy() for v in variables])
     return hashlib.sha256(every.tobytes()).hexdigest()
 

@@ -60,12 +60,12 @@ class Groups:
         for i, group in enumerate(self.each):
             pack = self.packs.get(i)
             if pack is None:
-                launches += group[0].lives_at()[2] is not None
+                launches += group[0].lives_at[2] is not None
                 arrays.append(array_of(group[0]))
                 continue
             array = _living(group, pack)
             if array is None:
-                launches += 1 + sum(v.lives_at()[2] is not None for v in group)
+                launches += 1 + sum(v.lives_at[2] is not None for v in group)
                 array = _stack(group, pack)
             arrays.append(array)
         return arrays, launches
@@ -98,7 +98,7 @@ def group_living(
         return [[v] for v in variables]
     parts: defaultdict[Any, dict[int, Variable]] = defaultdict(dict)
     for v in variables:
-        home, place, part = v.lives_at()
+        home, place, part = v.lives_at
         if part is not None:
             parts[home, place][part] = v
     packs = [
@@ -172,10 +172,10 @@ def _can_be_packed(variable: Variable, trace: Trace) -> bool:
 
 def _living(variables: Sequence[Variable], pack: Pack) -> jax.Array | None:
     """The pack in which `variables` live, if it is such a one."""
-    home, place, _ = variables[0].lives_at()
+    home, place, _ = variables[0].lives_at
     here = ((home, place, part) for part in range(len(variables)))
     if home.pack_at(place) == pack and all(
-        v.lives_at() == at for v, at in zip(variables, here)
+        v.lives_at == at for v, at in zip(variables, here)
     ):
         return home.arrays[place]
     return None

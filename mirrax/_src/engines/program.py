@@ -151,16 +151,6 @@ class Program:
         program._patience = self._patience
         return program
 
-    def __del__(self) -> None:
-        # A variable that lives on must not keep the others' arrays.
-        for i, group in enumerate(self._written.each):
-            found = [v for v in group if v.home is self._home]
-            if found:
-                pack = self._written.packs.get(i)
-                home = Home([self._home.arrays[i]], {0: pack} if pack else {})
-                for v in found:
-                    v.move_to(home, 0, v.layout_now(), v.lives_at()[2])
-
     # Calling -------------------------------------------------------------------------
 
     def call_again(self, args: Args, kwargs: Kwargs) -> PyTree:
@@ -356,7 +346,7 @@ class Program:
         self._patience *= 2
         for i in self._reused.packs:
             for variable in self._reused.each[i]:
-                variable.may_be_packed &= variable.home is self._home
+                variable.may_be_packed &= variable.lives_at[0] is self._home
         taken = [*self._reused.each, *self._kept.each]
         if _numbers(itertools.chain(*self._grouped())) != _numbers(taken):
             self.is_outworn = True

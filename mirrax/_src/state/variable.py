@@ -87,7 +87,7 @@ class _VariableType(type):
 
 @hides(
     *("become", "check_not_lost", "check_readable", "concrete", "convert"),
-    *("has_values", "home", "home_sharding", "in_full", "in_one_array", "is_gone"),
+    *("has_values", "home_sharding", "in_full", "in_one_array", "is_gone"),
     *("is_slot", "layout_now", "lives_at", "may_be_packed", "move_to", "number"),
     *("replace_array", "store_agreed", "store_local", "stored", "strategy", "to_save"),
     *("with_dtype", "written_layout"),
@@ -111,11 +111,12 @@ class Variable(NotInPlace, InParts, Atom, metaclass=_VariableType):
     """
 
     __module__ = "mirrax"
-    # How the array in `home` lies on the strategy's mesh, and its parts once looked at.
+    # The home, the place in it, and the part of the pack there, if it is one; nothing is in the
+    # home of a variable that is not made yet.
+    lives_at: tuple[Home, int, int | None] = Home([None]), 0, None
+    # How the array lies on the strategy's mesh, and its parts once looked at.
     _layout = Layout.PLAIN
     _view: PerReplica | None = None
-    _place = 0  # in `home`
-    _part: int | None = None  # of a pack that is there
     may_be_packed = True  # until it has been taken out of packs too often
     is_slot = False  # whether an optimizer keeps it for another variable
     strategy: Any  # a `StrategyLike`, or None where no strategy made the variable
@@ -137,13 +138,17 @@ class Variable(NotInPlace, InParts, Atom, metaclass=_VariableType):
     def _settle(self, value: Any) -> None:
         """Begins to exist, with `value`."""
         self.number = next(_numbers)
-        self.home, self._place, self._part = Home([None]), 0, None
         self.stored = value
         _all[self.number] = weakref.ref(self, lambda _, n=self.number: _forget(n))
         handed_out.add(self.number)
         frame = context.current().frame
         if frame is not None:
             frame.add_created(self)
+
+    def __del__(self) -> None:
+        # A variable that lives on must not keep the others' arrays.
+        home, place, part = self.lives_at
+        home.leave(place, part)
 
     # What is stored ------------------------------------------------------------------
 
@@ -167,24 +172,22 @@ class Variable(NotInPlace, InParts, Atom, metaclass=_VariableType):
         self, home: Home, place: int, layout: Layout, part: int | None = None
     ) -> None:
         """Has the variable live where a program puts its array, so laid out."""
-        old, was = self.home, (self._place, self._part)
+        old, old_place, old_part = self.lives_at
         if old is not home:
             old.is_whole = False  # before all: an interrupt may come in between
-        self.home, self._place, self._part, self._view = home, place, part, None
+        self.lives_at, self._view = (home, place, part), None
         self._layout = layout if layout.is_split else type(self)._layout
         if old is not home:
-            old.leave(*was)
-
-    def lives_at(self) -> tuple[Home, int, int | None]:
-        """The home, the place in it, and the part of the pack there, if it is one."""
-        return self.home, self._place, self._part
+            old.leave(old_place, old_part)
 
     def _array(self) -> Any:
-        if self._part is None:
-            return self.home.arrays[self._place]
+        home, place, part = self.lives_at
+        if part is None:
+            return home.arrays[place]
         with launching:  # a step on another thread must not donate the pack, or move on
             self.check_not_lost()  # nothing can be taken out of a pack that is gone
-            return self.home.array_at(self._place, self._part)
+            home, place, part = self.lives_at
+            return home.array_at(place, part)
 
     def in_full(self) -> Any:
         """What is stored; not in parts."""
@@ -202,7 +205,8 @@ class Variable(NotInPlace, InParts, Atom, metaclass=_VariableType):
 
     def replace_array(self, array: jax.Array, layout: Layout) -> None:
         """Puts `array` in the place of an equal one, which `in_one_array` gave."""
-        self.home.replace(self._place, self._part, array)
+        home, place, part = self.lives_at
+        home.replace(place, part, array)
         self._layout, self._view = layout, None
 
     def in_one_array(self) -> tuple[jax.Array, Layout]:
@@ -216,7 +220,7 @@ class Variable(NotInPlace, InParts, Atom, metaclass=_VariableType):
 
     def layout_now(self) -> Layout:
         """How what `in_one_array` gives lies on the mesh; opens no pack."""
-        return self._layout if self._part is not None else self.in_one_array()[1]
+        return self._layout if self.lives_at[2] is not None else self.in_one_array()[1]
 
     # Reading -------------------------------------------------------------------------
 
@@ -246,7 +250,8 @@ class Variable(NotInPlace, InParts, Atom, metaclass=_VariableType):
 
     def is_gone(self) -> bool:
         """Whether the array was donated."""
-        found = self.home.arrays[self._place]
+        home, place, _ = self.lives_at
+        found = home.arrays[place]
         if not isinstance(found, PerReplica):
             return found.is_deleted()
         arrays = found.values if found.array is None else (found.array,)
@@ -397,8 +402,10 @@ class Variable(NotInPlace, InParts, Atom, metaclass=_VariableType):
     def become(self, other: Variable) -> None:
         """Turns into a variable of another kind or strategy, and stays the same object."""
         self.__class__ = type(other)  # pyright: ignore[reportAttributeAccessIssue]
-        self.home.leave(self._place, self._part)
+        home, place, part = self.lives_at
+        home.leave(place, part)
         vars(self).update({k: v for k, v in vars(other).items() if k != "number"})
+        del other.lives_at  # which is ours now: it may not leave it
         handed_out.add(self.number)
 
     # Showing -------------------------------------------------------------------------
@@ -429,7 +436,8 @@ class Variable(NotInPlace, InParts, Atom, metaclass=_VariableType):
             )
         self.check_readable()
         new = memo[id(self)] = object.__new__(type(self))
-        vars(new).update({k: v for k, v in dict(vars(self)).items() if k != "values"})
+        own = "lives_at", "values"
+        vars(new).update({k: v for k, v in dict(vars(self)).items() if k not in own})
         new._settle(jax.tree.map(jnp.copy, self.concrete()))
         return new
 

@@ -63,7 +63,7 @@ def report_memory(strategy: StrategyLike, mesh: ReplicaMesh) -> MemoryReport:
     for variable in live_variables():
         if variable.strategy is strategy:
             kind = "slots" if variable.is_slot else "variables"
-            home, place, part = variable.lives_at()
+            home, place, part = variable.lives_at
             if part is None:
                 sizes[variable.name] += add(jax.tree.leaves(variable.stored), kind)
                 continue
