@@ -211,3 +211,12 @@ def test_a_program_that_the_persistent_cache_holds_counts_as_compiled() -> None:
         return compiled.count
 
     assert compile_once() == compile_once() == 1
+
+
+def test_code_that_a_program_calls_is_known() -> None:
+    seen = []
+    jax.jit(
+        lambda: jax.debug.callback(lambda: seen.append(jax_compat.in_host_callback()))
+    )()
+    jax.effects_barrier()
+    assert seen == [True] and not jax_compat.in_host_callback()

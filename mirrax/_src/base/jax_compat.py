@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import dataclasses
+import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -74,6 +75,16 @@ def wrap_cpu_start(
 def is_staging() -> bool:
     """Whether the innermost trace makes a program that JAX may keep: jit, scan, not grad."""
     return isinstance(_core.trace_ctx.trace, _partial_eval.DynamicJaxprTrace)
+
+
+def in_host_callback() -> bool:
+    """Whether a running program has called the code that runs now, and waits for it."""
+    frame = sys._getframe()
+    while frame is not None:
+        if frame.f_globals.get("__name__") == "jax._src.callback":
+            return True
+        frame = frame.f_back
+    return False
 
 
 def thread_settings() -> Callable[[], None]:

@@ -12,7 +12,6 @@ import ctypes
 import os
 import re
 import sys
-import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -41,9 +40,6 @@ _KEEP_FREED = {
     -2: 48 * 2**20,  # M_TOP_PAD: of a thread's heaps, of 64 MiB each, one or two stay
     -3: 32 * 2**20,  # M_MMAP_THRESHOLD: larger blocks are returned at once
 }
-
-# Two threads that start programs at the same time would need n more threads in the pool.
-launching = threading.RLock()
 
 
 class Pool:

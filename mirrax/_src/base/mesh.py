@@ -15,7 +15,8 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from mirrax._src.base.devices import device_name
 from mirrax._src.base.jax_compat import Device, Tracer
-from mirrax._src.base.logical import after_launch, launching
+from mirrax._src.base.launching import launching
+from mirrax._src.base.logical import after_launch
 from mirrax._src.base.protocols import ClusterLike
 
 AXIS_NAME = "replica"
@@ -225,7 +226,7 @@ def shard(value: Any, mesh: ReplicaMesh) -> jax.Array:
 def _resharded(array: jax.Array, sharding: Any) -> jax.Array:
     if array.sharding.is_equivalent_to(sharding, array.ndim):
         return array
-    with launching, jax.ensure_compile_time_eval():
+    with launching(), jax.ensure_compile_time_eval():
         result = _copying_to(sharding)(array)
     after_launch(result)
     return result

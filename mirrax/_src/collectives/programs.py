@@ -19,7 +19,8 @@ from jax.sharding import PartitionSpec
 from mirrax._src.base import context
 from mirrax._src.base.errors import RunEagerly
 from mirrax._src.base.jax_compat import Tracer
-from mirrax._src.base.logical import after_launch, launching
+from mirrax._src.base.launching import launching
+from mirrax._src.base.logical import after_launch
 from mirrax._src.base.mesh import AXIS_NAME, Layout, ReplicaMesh
 from mirrax._src.base.reduce_op import ReduceOp
 from mirrax._src.base.sparse import IndexedSlices
@@ -59,7 +60,7 @@ def launch(
         # Not as a call, which would have to be inlined (engines/merging.py).
         return _mapped(program, mesh, layouts, specs)(arrays)
     is_own = mesh.spans_workers and not is_part
-    with launching:
+    with launching():
         compiled = _compiled(program, mesh, layouts, specs)
         if is_own:
             label = describe_program(program, arrays)

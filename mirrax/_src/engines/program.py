@@ -17,7 +17,8 @@ import jax
 import jax.numpy as jnp
 
 from mirrax._src.base.jax_compat import debug_nans
-from mirrax._src.base.logical import Pool, after_launch, launching
+from mirrax._src.base.launching import calling_back, launching, wait_for
+from mirrax._src.base.logical import Pool, after_launch
 from mirrax._src.base.mesh import Layout, ReplicaMesh
 from mirrax._src.base.structures import is_open, opened
 from mirrax._src.base.values import (
@@ -64,6 +65,16 @@ def one_copy_of(variable: Variable) -> jax.Array:
     """The value of a variable that has one, whatever strategy made it."""
     value = variable.in_full()
     return value.values[0] if isinstance(value, PerReplica) else first_copy(value)
+
+
+def turn_of(trace: Trace) -> Callable[[], contextlib.AbstractContextManager[Any]]:
+    """What keeps other threads from launching programs while this one is launched.
+
+    A program that calls Python code of the user's has to be waited for in it.
+    """
+    if not trace.calls_back:
+        return launching
+    return functools.partial(calling_back, {v.number for v in trace.writes})
 
 
 def layouts_match(trace: Trace) -> bool:
@@ -124,6 +135,7 @@ class Program:
         self.is_outworn = False
         self._smallest: int | None = None
         self._label = label
+        self._turn = turn_of(trace)
         # What the function closes over, where the program can use it.
         self._consts = trace.closed.consts
         if trace.is_replicas and mesh is not None:
@@ -191,7 +203,7 @@ class Program:
         )
         self._check_donated(list(map(jax.tree.leaves, inputs)))
         try:
-            with launching, self._unsealed():
+            with launching(), self._unsealed():
                 # An array that no strategy has placed may lie where other arguments did.
                 self._home.is_whole &= all(v.strategy for v in self._reused)
                 if not layouts_match(self.trace):
@@ -238,7 +250,7 @@ class Program:
     def _run(self, inputs: Sequence[Any]) -> Any:
         """Runs the program on the variables, and stores what it has written."""
         # One at a time: a second thread must not take arrays that are being donated.
-        with launching:
+        with self._turn():
             if debug_nans.value is not self._debug:
                 raise SignatureChanged
             if lost:
@@ -280,6 +292,8 @@ class Program:
                 else:
                     self._explain(error)
                 raise
+            if self.trace.calls_back:
+                wait_for(home.arrays, results)
         if Pool.is_small:
             after_launch(written or results)
         return results
@@ -288,7 +302,7 @@ class Program:
         """A run that other workers take part in."""
         assert self.trace.mesh is not None
         cluster = self.trace.mesh.cluster
-        with launching:
+        with launching():
             cluster.check()
             launches.last.begin(self._label)
             try:

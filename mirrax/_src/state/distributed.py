@@ -15,7 +15,7 @@ from mirrax._src.base import context
 from mirrax._src.base.context import Context
 from mirrax._src.base.errors import RunEagerly
 from mirrax._src.base.hiding import hides
-from mirrax._src.base.logical import launching
+from mirrax._src.base.launching import launching
 from mirrax._src.base.mesh import Layout
 from mirrax._src.base.protocols import Mode, StrategyLike
 from mirrax._src.base.reduce_op import VariableAggregation, VariableSynchronization
@@ -145,7 +145,7 @@ class DistributedVariable(Variable):
     def _assign_own(self, here: Context, value: Any, update: Update) -> None:
         """Updates the copy of the replica that the current code works for."""
         value = self.convert(value, update)
-        with launching:  # nobody else may assign in between
+        with launching():  # nobody else may assign in between
             self._store_own(here, updated(update, self.read_value, value))
 
     def _store_own(self, here: Context, value: jax.Array) -> None:
@@ -158,7 +158,7 @@ class DistributedVariable(Variable):
         if frame is None:
             self._check_leak(value)
             value = to_device(value, mesh.local_devices[index])
-        with launching:
+        with launching():
             parts = list(self.copies().values)
             parts[index] = value
             copies = PerReplica(parts, mesh.equal_shapes(self), mesh)
@@ -237,7 +237,7 @@ class ComponentVariable(Variable):
     def _assign(self, value: Any, update: Update) -> None:
         value = self.whole.convert(value, update)
         place = context.changed(updating=self.local_index, replica=None)
-        with launching, place as here:
+        with launching(), place as here:
             self.whole._store_own(here, updated(update, self.read_value, value))
 
 

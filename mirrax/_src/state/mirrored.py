@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from mirrax._src.base import context
 from mirrax._src.base.context import Context
 from mirrax._src.base.jax_compat import Tracer
-from mirrax._src.base.logical import launching
+from mirrax._src.base.launching import launching
 from mirrax._src.base.protocols import Mode, ReplicaLike, StrategyLike
 from mirrax._src.base.reduce_op import ReduceOp, VariableAggregation
 from mirrax._src.base.values import PerReplica, is_leaf, one_copy, part_of
@@ -53,7 +53,7 @@ class MirroredVariable(DistributedVariable):
             return
         value = self.convert(value, update)
         read = functools.partial(self._read_together, here)
-        with launching:  # nobody else may assign in between
+        with launching():  # nobody else may assign in between
             self._store_all(here, updated(update, read, value))
 
     def _assign_in_replica(self, here: Context, value: Any, update: Update) -> None:

@@ -20,7 +20,7 @@ from jax import lax
 
 from mirrax._src.base import context
 from mirrax._src.base.jax_compat import outside_traces
-from mirrax._src.base.logical import launching
+from mirrax._src.base.launching import launching
 from mirrax._src.base.mesh import Layout, ReplicaMesh, shards_of
 from mirrax._src.base.reduce_op import VariableSynchronization
 from mirrax._src.base.structures import opened
@@ -69,7 +69,7 @@ def check_in_sync(mesh: ReplicaMesh | None, tree: PyTree) -> None:
     found = [each for each in _arrays_in(tree) if not _may_differ(each.value)]
     if mesh is None:
         return
-    with launching:  # no other thread's step may take the memory meanwhile
+    with launching():  # no other thread's step may take the memory meanwhile
         joined = [(each, _joined(mesh, each.value)) for each in found]
         uneven = [each for each, whole in joined if whole is None]
         spread = [(e, w) for e, w in joined if w and w[1] is not Layout.PLAIN]
@@ -93,7 +93,7 @@ def check_finite(mesh: ReplicaMesh | None, tree: PyTree, step: Any) -> None:
     found = [e for e in _arrays_in(tree) if jnp.issubdtype(e.dtype, jnp.inexact)]
     spread, alone, wrong = [], [], []
     rows = np.zeros((0, 0))
-    with launching:  # no other thread's step may take the memory meanwhile
+    with launching():  # no other thread's step may take the memory meanwhile
         for each in found:
             whole = _joined(mesh, each.value)
             is_alone = whole is None or whole[1] is Layout.PLAIN

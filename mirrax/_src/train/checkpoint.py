@@ -18,7 +18,7 @@ from mirrax._src.base import context
 from mirrax._src.base.errors import DataLossError, warn_user
 from mirrax._src.base.hiding import all_brief, brief, hides
 from mirrax._src.base.jax_compat import outside_traces
-from mirrax._src.base.logical import launching
+from mirrax._src.base.launching import launching
 from mirrax._src.base.mesh import on_host
 from mirrax._src.cluster.runtime import current_cluster
 from mirrax._src.state.spec import VariableSpec
@@ -271,7 +271,7 @@ class Checkpoint:
         takes its own pieces, and the third result is how these come together.
         """
         arrays, values, together = {}, {}, None
-        with launching:  # no other thread's step may take the memory meanwhile
+        with launching():  # no other thread's step may take the memory meanwhile
             for name, item in self.collect().items.items():
                 (arrays if item.is_array else values)[name] = _taken(name, item)
             spread = {n: a for n, a in arrays.items() if is_spread(a)}

@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mirrax._src.base.logical import launching
+from mirrax._src.base.launching import launching
 from mirrax._src.base.mesh import on_host
 from mirrax._src.base.reduce_op import VariableSynchronization
 from mirrax._src.base.values import (
@@ -283,7 +283,7 @@ def _variable_item(variable: Variable) -> Item:
         if is_on_read:  # a summed variable's copies get equal shares
             variable.assign(array)
         elif is_mirrored:  # it is on all devices already, and nobody else's
-            with launching:
+            with launching():
                 variable.stored = array
         else:
             variable.store_local(_placed_like(variable.stored, array))

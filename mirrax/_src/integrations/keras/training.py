@@ -23,7 +23,8 @@ import numpy as np
 from jax.experimental.sparse import JAXSparse
 
 from mirrax._src.base import context
-from mirrax._src.base.logical import after_launch, launching
+from mirrax._src.base.launching import launching
+from mirrax._src.base.logical import after_launch
 from mirrax._src.base.mesh import ReplicaMesh
 from mirrax._src.base.protocols import StrategyLike
 from mirrax._src.base.values import one_copy
@@ -212,7 +213,7 @@ def _jit(original: _Original, fn: _Original, **options: Any) -> Any:
     jitted = original(fn, **options)
 
     def call(*args: Any) -> Any:
-        with launching:
+        with launching():
             return jitted(*args)
 
     return call
@@ -240,7 +241,7 @@ class Step:
         batch, rows = self.placed(data)
         if self._mesh.spans_workers:
             return self._launch_together(state, batch, rows, data)
-        with launching, doing(in_step=True):
+        with launching(), doing(in_step=True):
             outputs, state = self.program(state, batch, rows)
             after_launch(state)
         return outputs, state
@@ -285,7 +286,7 @@ class Step:
         """A run that other workers take part in."""
         cluster: Any = self._mesh.cluster
         label = self._described(batch, rows, state, data)
-        with launching, doing(in_step=True):
+        with launching(), doing(in_step=True):
             cluster.check()
             launches.last.begin(label)
             try:

@@ -15,7 +15,7 @@ import numpy as np
 
 from mirrax._src.base import context
 from mirrax._src.base.jax_compat import Tracer, is_staging
-from mirrax._src.base.logical import launching
+from mirrax._src.base.launching import launching
 from mirrax._src.base.mesh import ReplicaMesh
 from mirrax._src.base.protocols import ReplicaLike
 from mirrax._src.base.reduce_op import VariableAggregation, VariableSynchronization
@@ -213,7 +213,7 @@ def whole(variable: Variable) -> jax.Array:
     """The value as one array with a copy on every device of the strategy."""
     variable.check_not_lost()
     mesh = variable.strategy.replica_mesh
-    with launching:
+    with launching():
         stored = variable.stored
         if not isinstance(stored, PerReplica):
             handed_out.add(variable.number)
@@ -259,7 +259,7 @@ def write_whole(variable: Variable, value: Any) -> None:
     if variable.aggregation is VariableAggregation.SUM:
         copies = _shares(variable, array, mesh)
     parts = PerReplica(copies, mesh.equal_shapes(variable), mesh)
-    with launching:
+    with launching():
         variable._keep(parts)
         vars(variable)[_WHOLE] = parts, array
 
