@@ -38,13 +38,13 @@ POINTS = {
     "rows": (1_000, 10_000, 100_000, 400_000),
 }
 FIGURES = {"step": "ms", "host": "ms", "first step": "s", "memory": "MB"}
-MOST_SECONDS = 240.0
+MOST_SECONDS = 600.0
 STEPS = 10
 
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--seconds", type=float, default=900)
+    options.add_argument("--seconds", type=float, default=2400)
     options.add_argument("--only", choices=POINTS, nargs="+", default=list(POINTS))
     options.add_argument("--output", type=Path, default=HERE, help="a folder")
     options.add_argument("--point", nargs=2, help=argparse.SUPPRESS)
