@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import jax
@@ -213,10 +214,20 @@ def test_a_program_that_the_persistent_cache_holds_counts_as_compiled() -> None:
     assert compile_once() == compile_once() == 1
 
 
-def test_code_that_a_program_calls_is_known() -> None:
+@pytest.mark.parametrize("count", [1, 2])
+def test_threads_of_xla_are_known(count) -> None:
+    """On one CPU, a callback runs on the thread that has called the program."""
     seen = []
-    jax.jit(
-        lambda: jax.debug.callback(lambda: seen.append(jax_compat.in_host_callback()))
-    )()
+
+    def note(_):
+        seen.append(jax_compat.is_thread_of_xla())
+
+    mesh = jax.sharding.Mesh(np.array(CPUS[:count]), "x")
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("x"))
+    x = jax.device_put(jnp.ones(count), sharding)
+    jax.jit(lambda x: jax.debug.callback(note, x.sum()))(x)
     jax.effects_barrier()
-    assert seen == [True] and not jax_compat.in_host_callback()
+    assert set(seen) == {count > 1}
+    with ThreadPoolExecutor(1) as thread:
+        assert not thread.submit(jax_compat.is_thread_of_xla).result()
+    assert not jax_compat.is_thread_of_xla()

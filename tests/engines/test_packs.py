@@ -149,22 +149,43 @@ def test_only_what_all_replicas_have_alike(always):
     with strategy.scope():
         each = [
             *make(strategy),
+            *make(strategy, [(0,), (0,)]),
             mx.Variable(jnp.ones(3), aggregation=mx.VariableAggregation.SUM, **own),
             mx.Variable(jax.random.key(0)),
+            mx.Variable(jax.random.key(1)),
         ]
     outside = mx.Variable(jnp.ones(3))
 
     @mx.function
     def step():
-        for v in each[:-1]:
+        for v in each[:-2]:
             v.assign_add(jnp.ones(v.shape, v.dtype))
-        each[-1].assign(jax.random.split(each[-1].read_value())[0])
+        for key in each[-2:]:
+            key.assign(jax.random.split(key.read_value())[0])
         return outside + 1
 
     strategy.run(step)
     # Not those that are left: the fifth of its shape, and the only ones of theirs.
     expected = [shape != (1, 2) for shape in SHAPES[:9]] + [False, False]
-    assert packed([*each, outside]) == [*expected, False, False, False]
+    assert packed([*each, outside]) == expected + [False] * 6
+
+
+def test_names_may_be_anything(always):
+    strategy = mirrored(2)
+    with strategy.scope():
+        names = 7, "v10", "v9", "v" + "9" * 5000
+        variables = [mx.Variable(jnp.zeros(3), name=name) for name in names]  # pyright: ignore[reportArgumentType]
+    strategy.run(add_to(variables), args=(1.0,))
+    assert [v.lives_at[2] for v in variables] == [0, 2, 1, 3]
+
+
+def test_wide_ones_have_an_array_each(always):
+    strategy = mirrored(2)
+    with jax.enable_x64(True):
+        variables = make(strategy, [(3,)] * 4, "float64")
+        strategy.run(add_to(variables), args=(1.0,))
+    assert not any(packed(variables))
+    assert [v.numpy()[0] for v in variables] == [1.0, 2.0, 3.0, 4.0]
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "int32", "bool", "uint8", "complex64"])
@@ -249,7 +270,7 @@ def test_programs_of_the_same_variables_pass_packs_on(always, monkeypatch):
         strategy.run(step, args=(1.0,))
     made = []
     monkeypatch.setattr(packs.Pack, "close", lambda *_: made.append(1))
-    monkeypatch.setattr(packs.Pack, "take", lambda *_: made.append(1))
+    monkeypatch.setattr(packs.Pack, "open", lambda *_: made.append(1))
     for step in (one, other, one):
         strategy.run(step, args=(1.0,))
     assert not made
@@ -257,22 +278,23 @@ def test_programs_of_the_same_variables_pass_packs_on(always, monkeypatch):
     np.testing.assert_array_equal(variables[0].numpy(), np.full(3, 5.0))
 
 
-def test_what_was_read_is_taken_out_of_its_pack_until_the_next_step(always):
+def test_a_pack_of_which_one_is_read_is_open_until_the_next_step(always, monkeypatch):
     strategy = mirrored(2)
     variables = make(strategy, [(3,)] * 8)
     step = add_to(variables)
     strategy.run(step, args=(1.0,))
-    first = variables[0].read_value()
-    home = variables[0].lives_at[0]
-    assert list(home._taken) == [(0, 0)]
+    made = count_packing(monkeypatch)
+    first, *_ = [v.read_value() for v in variables[:4]]
+    assert len(made) == 1
     strategy.run(step, args=(1.0,))
-    assert not home._taken
     np.testing.assert_array_equal(first, np.ones(3))
+    assert [v.numpy()[0] for v in variables] == [2.0 + i for i in range(8)]
+    assert len(made) == 1 + 2
 
 
 def count_packing(monkeypatch):
     made = []
-    for name in ("close", "take"):
+    for name in ("close", "open"):
         do = getattr(packs.Pack, name)
         monkeypatch.setattr(
             packs.Pack, name, lambda *args, do=do: made.append(1) or do(*args)
@@ -310,32 +332,11 @@ def test_a_program_of_some_takes_the_packs_that_it_updates_as_a_whole(
     made = count_packing(monkeypatch)
     for step in (every, some):
         strategy.run(step, args=(1.0,))
-    # The first pack is made of two that were left in it and two that are arrays by now, which
-    # are then taken out again.
-    assert len(made) == 2 + 1 + 2
+    # The first pack is made of two that were left in it, open since, and two that are arrays by
+    # now, and is then opened again.
+    assert len(made) == 1 + 1
     monkeypatch.undo()
     assert [v.numpy()[0] for v in variables] == [2.0, 3.0, *range(6, 12)]
-
-
-def test_a_host_callback_may_read_what_no_running_step_updates(always):
-    strategy = mirrored(2)
-    read, updated = make(strategy, [(3,)] * 4), make(strategy, [(3,)] * 4)
-    strategy.run(add_to(read), args=(1.0,))
-    assert all(packed(read))
-
-    def on_host(x):
-        return np.float32(x + read[2].numpy()[0])
-
-    @mx.function
-    def step():
-        ctx = mx.get_replica_context()
-        for v in updated:
-            v.assign_add(jnp.ones(3))
-        shape = jax.ShapeDtypeStruct((), jnp.float32)
-        x = jax.pure_callback(on_host, shape, ctx.all_reduce("SUM", jnp.ones(())))
-        return ctx.all_reduce("SUM", x)
-
-    assert float(strategy.reduce("MEAN", strategy.run(step), axis=None)) == 10.0
 
 
 def test_copies_that_were_assigned_apart_stay_apart(always):
@@ -618,6 +619,7 @@ def test_a_variable_that_is_assigned_now_and_then_stays_in_its_pack(
     always, monkeypatch
 ):
     monkeypatch.setattr(Program, "_patience", 5)
+    monkeypatch.setattr(Program, "_arrays_for_a_pack", 3)
     strategy = mirrored(2)
     variables = make(strategy, [(3,)] * 4)
     step = add_to(variables)
@@ -627,6 +629,24 @@ def test_a_variable_that_is_assigned_now_and_then_stays_in_its_pack(
         strategy.run(step, args=(1.0,))
     assert all(packed(variables))
     assert [v.numpy()[0] for v in variables] == [24.0, 2.0, 26.0, 27.0]
+
+
+def test_a_step_that_runs_twice_for_each_of_a_part_leaves_what_both_update(
+    always, monkeypatch
+):
+    monkeypatch.setattr(Program, "_patience", 20)
+    monkeypatch.setattr(Program, "_arrays_for_a_pack", 6)
+    strategy = mirrored(2)
+    variables = make(strategy, [(3,)] * 8)
+    every, second = add_to(variables), add_to(variables[::2])
+    for _ in range(40):
+        for step in (every, every, second):
+            strategy.run(step, args=(1.0,))
+    assert packed(variables) == [False, True] * 4
+    assert [v.numpy()[0] for v in variables] == [
+        i + 40.0 * (3 - i % 2) for i in range(8)
+    ]
+    assert (every.trace_count, second.trace_count) == (1, 1)
 
 
 def test_packs_come_and_go_while_old_programs_live_on(always, monkeypatch):

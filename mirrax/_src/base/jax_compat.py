@@ -77,14 +77,12 @@ def is_staging() -> bool:
     return isinstance(_core.trace_ctx.trace, _partial_eval.DynamicJaxprTrace)
 
 
-def in_host_callback() -> bool:
-    """Whether a running program has called the code that runs now, and waits for it."""
+def is_thread_of_xla() -> bool:
+    """Whether a running program has called this code, on a thread that is not Python's."""
     frame = sys._getframe()
-    while frame is not None:
-        if frame.f_globals.get("__name__") == "jax._src.callback":
-            return True
+    while frame.f_back is not None:
         frame = frame.f_back
-    return False
+    return frame.f_globals.get("__name__", "").startswith("jax._src.")
 
 
 def thread_settings() -> Callable[[], None]:

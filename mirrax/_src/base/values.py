@@ -22,6 +22,7 @@ from mirrax._src.base.arraylike import ArrayLike, NotOneArray
 from mirrax._src.base.errors import RunEagerly
 from mirrax._src.base.hiding import hides
 from mirrax._src.base.jax_compat import ConcreteArray, Device, Tracer, uncommitted
+from mirrax._src.base.launching import check_caller
 from mirrax._src.base.mesh import (
     AXIS_NAME,
     Layout,
@@ -332,6 +333,7 @@ def join(value: ReplicaValues, mesh: ReplicaMesh) -> tuple[jax.Array, Layout]:
         raise UnevenError
     if any(isinstance(part, Tracer) for part in value.values):
         return _join_traced(value.values, mesh)
+    check_caller()
     with jax.ensure_compile_time_eval():
         return _join_arrays(value, mesh)
 

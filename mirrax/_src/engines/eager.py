@@ -12,6 +12,7 @@ import jax
 from mirrax._src.base import context
 from mirrax._src.base.context import Context
 from mirrax._src.base.jax_compat import Device, thread_settings
+from mirrax._src.base.launching import check_caller
 from mirrax._src.base.mesh import ReplicaMesh
 from mirrax._src.base.protocols import StrategyLike
 from mirrax._src.base.structures import opened
@@ -36,6 +37,7 @@ from mirrax._src.engines.replica_context import EagerReplicaContext, ReplicaCont
 
 def run_eagerly(strategy: StrategyLike, fn: Fn, args: Args, kwargs: Kwargs) -> PyTree:
     """The merged results of `fn`, called on this worker's replicas one after another."""
+    check_caller()
     mesh = strategy.replica_mesh
     args, kwargs = opened((args, kwargs), "argument")
     caller = replace(context.current(), strategy=strategy, replica=None, updating=None)

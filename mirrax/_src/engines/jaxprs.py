@@ -77,12 +77,6 @@ def convolves(jaxpr: Jaxpr) -> bool:
     return any(eqn.primitive is lax.conv_general_dilated_p for eqn in every)
 
 
-def calls_back(jaxpr: Jaxpr) -> bool:
-    """Whether the program calls Python code of the user's, at any depth."""
-    every = (inner for eqn in jaxpr.eqns for inner in within(eqn))
-    return any(eqn.primitive.name.endswith("_callback") for eqn in every)
-
-
 def has_empty(jaxpr: Jaxpr) -> bool:
     """Whether the program takes, computes or contains arrays without elements."""
 

@@ -51,24 +51,21 @@ class Groups:
     ) -> tuple[list[jax.Array], int]:
         """What the program takes, from wherever the variables live now.
 
-        And how many launches that has cost: none where packs are as the program takes them.
+        And how many packs had to be opened and closed for it.
 
         Raises:
             SignatureChanged: If replicas have their own values of one in a pack by now.
         """
-        arrays, launches = [], 0
+        arrays, opened, closed = [], set(), 0
         for i, group in enumerate(self.each):
             pack = self.packs.get(i)
-            if pack is None:
-                launches += group[0].lives_at[2] is not None
-                arrays.append(array_of(group[0]))
-                continue
-            array = _living(group, pack)
+            array = pack and _living(group, pack)
             if array is None:
-                launches += 1 + sum(v.lives_at[2] is not None for v in group)
-                array = _stack(group, pack)
+                opened |= {v.lives_at[:2] for v in group if v.lives_at[2] is not None}
+                closed += pack is not None
+                array = _stack(group, pack) if pack else array_of(group[0])
             arrays.append(array)
-        return arrays, launches
+        return arrays, len(opened) + closed
 
     def values(self, arrays: Iterable[jax.Array]) -> dict[Variable, Any]:
         """Of each variable, in the program."""
@@ -116,22 +113,26 @@ def group_updated(variables: Sequence[Variable], trace: Trace) -> list[list[Vari
     """
     fitting = [v for v in variables if _can_be_packed(v, trace)]
     packs = [group for group in group_living(fitting, trace.mesh) if len(group) > 1]
-    alike: defaultdict[Any, list[Variable]] = defaultdict(list)
-    # A weight and its slots at like places, in whatever order the slots were made: XLA
-    # compiles equal code once.
-    for [v] in sorted(_others(fitting, packs), key=_by_numbers_in_name):
-        alike[v.shape, v.dtype].append(v)
-    new = [
-        members[i : i + _MOST]
-        for members in alike.values()
-        for i in range(0, len(members), _MOST)
-        if len(members) - i >= _FEWEST
-    ]
+    new = _packs_of([v for [v] in _others(fitting, packs)])
     inside = list(itertools.chain(*new))
     if new and len(inside) >= _fewest_in_all(trace):
         if 2 * _bytes(inside) >= _bytes(variables):
             packs += new
     return [*packs, *_others(variables, packs)]
+
+
+def _packs_of(variables: Iterable[Variable]) -> list[list[Variable]]:
+    alike: defaultdict[Any, list[Variable]] = defaultdict(list)
+    # A weight and its slots at like places, in whatever order the slots were made: XLA
+    # compiles equal code once.
+    for v in sorted(variables, key=_by_numbers_in_name):
+        alike[v.shape, v.dtype].append(v)
+    return [
+        members[i : i + _MOST]
+        for members in alike.values()
+        for i in range(0, len(members), _MOST)
+        if len(members) - i >= _FEWEST
+    ]
 
 
 def _others(
@@ -151,9 +152,9 @@ def _bytes(variables: Iterable[Variable]) -> int:
     return sum(math.prod(v.shape) * v.dtype.itemsize for v in variables)
 
 
-def _by_numbers_in_name(group: list[Variable]) -> list[Any]:
-    parts = re.split(r"(\d+)", group[0].name)
-    return [int(part) if part.isdecimal() else part for part in parts]
+def _by_numbers_in_name(variable: Variable) -> list[Any]:
+    parts = re.split(r"([0-9]+)", str(variable.name))  # which may be anything
+    return [(len(p), p) if i % 2 else p for i, p in enumerate(parts)]
 
 
 def _can_be_packed(variable: Variable, trace: Trace) -> bool:

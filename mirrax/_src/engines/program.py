@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from mirrax._src.base.jax_compat import debug_nans
-from mirrax._src.base.launching import calling_back, launching, wait_for
+from mirrax._src.base.launching import launching
 from mirrax._src.base.logical import Pool, after_launch
 from mirrax._src.base.mesh import Layout, ReplicaMesh
 from mirrax._src.base.structures import is_open, opened
@@ -67,16 +67,6 @@ def one_copy_of(variable: Variable) -> jax.Array:
     return value.values[0] if isinstance(value, PerReplica) else first_copy(value)
 
 
-def turn_of(trace: Trace) -> Callable[[], contextlib.AbstractContextManager[Any]]:
-    """What keeps other threads from launching programs while this one is launched.
-
-    A program that calls Python code of the user's has to be waited for in it.
-    """
-    if not trace.calls_back:
-        return launching
-    return functools.partial(calling_back, {v.number for v in trace.writes})
-
-
 def layouts_match(trace: Trace) -> bool:
     """Whether variables lie on the mesh as they did when a function was traced."""
     return all(
@@ -92,8 +82,10 @@ class Program:
     read, and one input for each argument of the call.
     """
 
-    # Compiling takes as long as so many launches, or longer; doubled each time.
+    # Compiling takes as long as opening and closing so many packs, or longer; doubled each time.
     _patience = 5000
+    # Opening or closing a pack takes as long as what JAX's launch does for so many arrays.
+    _arrays_for_a_pack = 30
 
     def __init__(
         self, trace: Trace, call: Call, donate: Sequence[int], label: str = ""
@@ -129,13 +121,14 @@ class Program:
         self._home = Home([], packs)
         self._home.is_whole = False
         self._sealed = True  # JAX may not trace it again, but in `compile_and_call`
-        # Launches in a row of calls, because packs were not as it takes them; whether one with
-        # other packs should take its place.
+        # How many packs were opened and closed because they were not as it takes them, less what
+        # packs save; whether a program with other packs should take its place.
         self._in_vain = 0
+        fewer = len(list(self._reused)) - len(reused)
+        self._saved = fewer // self._arrays_for_a_pack
         self.is_outworn = False
         self._smallest: int | None = None
         self._label = label
-        self._turn = turn_of(trace)
         # What the function closes over, where the program can use it.
         self._consts = trace.closed.consts
         if trace.is_replicas and mesh is not None:
@@ -250,7 +243,7 @@ class Program:
     def _run(self, inputs: Sequence[Any]) -> Any:
         """Runs the program on the variables, and stores what it has written."""
         # One at a time: a second thread must not take arrays that are being donated.
-        with self._turn():
+        with launching():
             if debug_nans.value is not self._debug:
                 raise SignatureChanged
             if lost:
@@ -292,8 +285,6 @@ class Program:
                 else:
                     self._explain(error)
                 raise
-            if self.trace.calls_back:
-                wait_for(home.arrays, results)
         if Pool.is_small:
             after_launch(written or results)
         return results
@@ -347,13 +338,13 @@ class Program:
             return variable.in_one_array()[0]
         return placed(one_copy_of(variable), mesh)
 
-    def _note_in_vain(self, launches: int) -> None:
-        """Notes launches that a call costs because packs are not as the program takes them.
+    def _note_in_vain(self, count: int) -> None:
+        """Notes how many packs a call has opened and closed, since they were not as it takes them.
 
         Raises:
             SignatureChanged: If a program with other packs should take its place.
         """
-        self._in_vain = self._in_vain + launches if launches else 0
+        self._in_vain = max(0, self._in_vain + count - self._saved)
         if self._in_vain <= self._patience or not self._sealed:
             return
         self._in_vain = 0
@@ -376,7 +367,6 @@ class Program:
                     where = i, writes[variable], part if is_pack else None
                     variable.move_to(home, *where)
             home.complete()
-            handed_out.difference_update(self._packed)
             for variable in self._written:
                 # One that no strategy has made has one copy only.
                 if variable.strategy is None and self._is_spread:

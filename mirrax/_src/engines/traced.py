@@ -20,7 +20,7 @@ from mirrax._src.base.mesh import Layout, ReplicaMesh
 from mirrax._src.base.values import Mirrored, PerReplica, PyTree, Sharded, first_copy
 from mirrax._src.engines.arguments import Signature
 from mirrax._src.engines.global_view import StagedProgram, is_marked
-from mirrax._src.engines.jaxprs import calls_back, handed_on
+from mirrax._src.engines.jaxprs import handed_on
 from mirrax._src.engines.merging import eval_call, eval_replica
 from mirrax._src.state.variable import Variable
 
@@ -79,11 +79,6 @@ class Trace:
     def out_layouts(self) -> list[Layout]:
         """How the arrays of the result lie."""
         return [out.layout for out in self.outs if out.layout]
-
-    @functools.cached_property
-    def calls_back(self) -> bool:
-        """Whether it calls Python code of the user's on the host."""
-        return calls_back(self.closed.jaxpr)
 
     @property
     def num_results(self) -> int:

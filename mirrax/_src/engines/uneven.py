@@ -17,7 +17,7 @@ import numpy as np
 
 from mirrax._src.base.errors import RunEagerly
 from mirrax._src.base.jax_compat import Literal
-from mirrax._src.base.launching import wait_for
+from mirrax._src.base.launching import launching
 from mirrax._src.base.mesh import Layout, ReplicaMesh
 from mirrax._src.base.protocols import Mode, StrategyLike
 from mirrax._src.base.structures import opened
@@ -41,12 +41,7 @@ from mirrax._src.collectives.programs import launch
 from mirrax._src.engines.arguments import Kind, Signature, Static
 from mirrax._src.engines.cutting import Cut, Stage, cut_trace
 from mirrax._src.engines.eager import merge_parts, run_eagerly
-from mirrax._src.engines.program import (
-    layouts_match,
-    lies_on,
-    one_copy_of,
-    turn_of,
-)
+from mirrax._src.engines.program import layouts_match, lies_on, one_copy_of
 from mirrax._src.engines.trace import trace_replica, until_no_new_variables
 from mirrax._src.state.foreign import settings
 from mirrax._src.state.variable import handed_out
@@ -92,15 +87,11 @@ def run_uneven(
         while True:
             cuts = list(map(cut_for, map(mesh.describe, range(mesh.size)), avals))
             _check_alike(cuts, mesh)
-            traces = [cut.trace for cut in cuts]
-            calling = next((t for t in traces if t.calls_back), traces[0])
-            # No other step may take or assign the variables in between.
-            with turn_of(calling)():
-                if all(map(layouts_match, traces)):
-                    results = _execute(strategy, cuts, inputs)
-                    if calling.calls_back:
-                        wait_for(results, [v.stored for v in calling.writes])
-                    return results
+            with (
+                launching()
+            ):  # no other step may take or assign the variables in between
+                if all(layouts_match(cut.trace) for cut in cuts):
+                    return _execute(strategy, cuts, inputs)
     except RunEagerly as reason:
         try:
             return run_eagerly(strategy, fn, args, kwargs)

@@ -23,28 +23,26 @@ class Pack:
     count: int
     mesh: ReplicaMesh
 
-    def take(self, pack: jax.Array, part: int) -> jax.Array:
-        """One of the arrays.
-
-        Each device takes its own: on CPUs a program on all would have to wait for a step that
-        runs on them, which may itself wait for a host callback that reads a variable.
-        """
-        return _plainly(
-            lambda: self.mesh.join(
-                [_part(shard.data, part) for shard in shards_of(pack)], mirrored=True
-            )
-        )
+    def open(self, pack: jax.Array) -> list[jax.Array]:
+        """The arrays. All of them: a launch takes longer than what it gives."""
+        return self._of_each_copy(_opened, pack)
 
     def close(self, arrays: Sequence[jax.Array]) -> jax.Array:
         """The pack."""
+        [pack] = self._of_each_copy(_closed, *arrays)
+        return pack
 
-        def stack() -> jax.Array:
+    def _of_each_copy(self, program: Any, *arrays: jax.Array) -> list[jax.Array]:
+        """What each device computes of its own copies; other workers need not take part."""
+
+        def run() -> list[jax.Array]:
             if not self.mesh.spans_workers:
-                return _stacked(*arrays)
+                return program(*arrays)
             copies = zip(*([s.data for s in shards_of(a)] for a in arrays))
-            return self.mesh.join([_stacked(*own) for own in copies], mirrored=True)
+            results = zip(*(program(*own) for own in copies))
+            return [self.mesh.join(list(own), mirrored=True) for own in results]
 
-        return _plainly(stack)
+        return _plainly(run)
 
     def split(self, pack: jax.Array) -> list[jax.Array]:
         """The arrays, in a program."""
@@ -60,16 +58,16 @@ class Pack:
 class Home:
     """Where variables' arrays live: one list, which a program passes on call after call.
 
-    At some places of the list there is a pack. What somebody wants of it is taken out and kept
-    until the next call.
+    At some places of the list there is a pack. If somebody wants one of its arrays it is opened,
+    and what was in it is kept until the next call.
     """
 
-    __slots__ = ("_inside", "_packs", "_taken", "arrays", "is_whole")
+    __slots__ = ("_inside", "_opened", "_packs", "arrays", "is_whole")
 
     def __init__(self, arrays: list[Any], packs: Mapping[int, Pack] = {}) -> None:
         self.arrays = arrays  # in the order of the program
         self._packs = packs  # by their places
-        self._taken: dict[tuple[int, int], Any] = {}
+        self._opened: dict[int, list[Any]] = {}
         self.complete()
 
     def complete(self) -> None:
@@ -81,39 +79,39 @@ class Home:
         """The array at a place, or a part of the pack there."""
         if part is None:
             return self.arrays[place]
-        found = self._taken.get((place, part))
-        if found is None or found.is_deleted():  # it was donated by itself
+        opened = self._opened.get(place)
+        if opened is None or opened[part].is_deleted():  # it was donated by itself
             pack = self.arrays[place]
             if pack.is_deleted():  # XLA crashes on it
                 raise RuntimeError(
-                    "A variable has lost its value: a step that updated it in place has failed. "
-                    "Assign it again, or restore a checkpoint."
+                    "A variable has no value: a step is updating it in place, or has failed while "
+                    "it did so."
                 )
-            found = self._taken[place, part] = self._packs[place].take(pack, part)
-        return found
+            opened = self._opened[place] = self._packs[place].open(pack)
+        return opened[part]
 
     def replace(self, place: int, part: int | None, array: Any) -> None:
         """Puts `array` in the place of an equal one."""
         if part is None:
             self.arrays[place] = array
         else:
-            self._taken[place, part] = array
+            self._opened[place][part] = array
 
     def renew(self, arrays: list[Any]) -> bool:
-        """Keeps what the program's last call gave; whether anything had been taken out."""
+        """Keeps what the program's last call gave; whether any pack had been opened."""
         self.arrays = arrays
-        was_taken = bool(self._taken)
-        self._taken.clear()
-        return was_taken
+        was_opened = bool(self._opened)
+        self._opened.clear()
+        return was_opened
 
     def leave(self, place: int, part: int | None) -> None:
         """Notes that a variable has moved out; nothing is kept that nobody needs."""
         self.is_whole = False
         if part is not None:
-            self._taken.pop((place, part), None)
             self._inside[place] -= 1
             if self._inside[place]:
                 return
+            self._opened.pop(place, None)
         self.arrays[place] = None
 
     def pack_at(self, place: int) -> Pack | None:
@@ -122,19 +120,19 @@ class Home:
 
 
 @jax.jit
-def _part(pack: jax.Array, part: int) -> jax.Array:
-    return pack[part]
+def _opened(pack: jax.Array) -> list[jax.Array]:
+    return list(pack)
 
 
 @jax.jit
-def _stacked(*arrays: jax.Array) -> jax.Array:
-    return jnp.stack(arrays)
+def _closed(*arrays: jax.Array) -> list[jax.Array]:
+    return [jnp.stack(arrays)]
 
 
-def _plainly(compute: Callable[[], jax.Array]) -> jax.Array:
+def _plainly(compute: Callable[[], list[jax.Array]]) -> list[jax.Array]:
     """What `compute` gives, whatever the caller has set for programs of its own."""
 
-    def unchecked() -> jax.Array:
+    def unchecked() -> list[jax.Array]:
         with contextlib.ExitStack() as settings:
             settings.enter_context(jax.transfer_guard("allow"))
             # Only where they are on: an interrupt could leave them off for ever.

@@ -17,7 +17,7 @@ from jax import lax
 from mirrax._src.base import context
 from mirrax._src.base.hiding import brief, hides
 from mirrax._src.base.jax_compat import Tracer, is_staging, uncommitted
-from mirrax._src.base.launching import is_updated_by_caller, launching
+from mirrax._src.base.launching import launching
 from mirrax._src.base.mesh import Layout
 from mirrax._src.base.protocols import StrategyLike
 from mirrax._src.base.reduce_op import VariableSynchronization
@@ -35,13 +35,6 @@ _all: dict[int, weakref.ref[Variable]] = {}
 # The numbers of variables whose array is also in the user's hands. A compiled step that would reuse
 # (donate) such an array copies it first, so that what was read stays readable.
 handed_out: set[int] = set()
-
-_IN_CALLBACK = (
-    "Variable {!r} is read in a host callback (`jax.debug.callback`, `pure_callback`, "
-    "`io_callback`) of the step that updates it: its new value is not there before the callback "
-    "has returned, and the old one is gone. Read it in the step, and pass the value to the "
-    "callback as an argument."
-)
 
 # How an assignment combines what a variable holds with the value; None replaces it.
 Update = Callable[[Any, Any], Any] | None
@@ -191,9 +184,8 @@ class Variable(NotInPlace, InParts, Atom, metaclass=_VariableType):
         home, place, part = self.lives_at
         if part is None:
             return home.arrays[place]
-        with (
-            launching()
-        ):  # a step on another thread must not donate the pack, or move on
+        # A step on another thread must not donate the pack, or move on.
+        with launching():
             self.check_not_lost()  # nothing can be taken out of a pack that is gone
             home, place, part = self.lives_at
             return home.array_at(place, part)
@@ -281,8 +273,6 @@ class Variable(NotInPlace, InParts, Atom, metaclass=_VariableType):
         """What is stored, for somebody who may keep it; `is_local` means one replica's."""
         with launching():  # a step on another thread must not donate it
             handed_out.add(self.number)
-            if is_updated_by_caller(self.number):
-                raise RuntimeError(_IN_CALLBACK.format(self.name))
             return self.stored
 
     def _keep(self, value: Any) -> None:

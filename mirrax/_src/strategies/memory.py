@@ -11,6 +11,7 @@ from typing import Any
 import jax
 
 from mirrax._src.base.devices import device_name, show_bytes
+from mirrax._src.base.launching import launching
 from mirrax._src.base.mesh import ReplicaMesh, shards_of
 from mirrax._src.base.protocols import StrategyLike
 from mirrax._src.state.variable import live_variables
@@ -60,21 +61,22 @@ def report_memory(strategy: StrategyLike, mesh: ReplicaMesh) -> MemoryReport:
                 first += size if device == mesh.local_devices[0] else 0
         return first
 
-    for variable in live_variables():
-        if variable.strategy is strategy:
-            kind = "slots" if variable.is_slot else "variables"
-            home, place, part = variable.lives_at
-            if part is None:
-                sizes[variable.name] += add(jax.tree.leaves(variable.stored), kind)
-                continue
-            size = math.prod(variable.shape) * variable.dtype.itemsize
-            sizes[variable.name] += size
-            for device, buffer, _ in _buffers([home.arrays[place]]):  # of a pack
-                seen.add((device, buffer))
-                held[device][kind] += size
-    for array in jax.live_arrays():
-        is_split = array.sharding == mesh.split and mesh.size > 1
-        add([array], "batches" if is_split else "others")
+    with launching():  # no step on another thread may donate what is looked at
+        for variable in live_variables():
+            if variable.strategy is strategy:
+                kind = "slots" if variable.is_slot else "variables"
+                home, place, part = variable.lives_at
+                if part is None:
+                    sizes[variable.name] += add(jax.tree.leaves(variable.stored), kind)
+                    continue
+                size = math.prod(variable.shape) * variable.dtype.itemsize
+                sizes[variable.name] += size
+                for device, buffer, _ in _buffers([home.arrays[place]]):  # of a pack
+                    seen.add((device, buffer))
+                    held[device][kind] += size
+        for array in jax.live_arrays():
+            is_split = array.sharding == mesh.split and mesh.size > 1
+            add([array], "batches" if is_split else "others")
     by_name = {
         device_name(d): {kind: held[d][kind] for kind in _KINDS}
         for d in mesh.local_devices
