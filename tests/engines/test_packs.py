@@ -413,6 +413,27 @@ def test_a_program_may_be_collected_while_a_variable_is_read(always, monkeypatch
     assert [v.numpy()[0] for v in variables] == [1.0, 2.0, 3.0, 4.0]
 
 
+def test_a_variable_that_is_going_is_seen_with_nothing_in_it(always, monkeypatch):
+    strategy = mirrored(2)
+    variables = make(strategy, [(3,)] * 4)
+    strategy.run(add_to(variables), args=(1.0,))
+    gc.collect()
+    seen = []
+    leave = home_module.Home.leave
+
+    def leave_and_look(*args):
+        leave(*args)
+        own = [v for v in variables_module.live_variables() if v.strategy is strategy]
+        seen.append((len(own), strategy.memory().variables))
+
+    monkeypatch.setattr(home_module.Home, "leave", leave_and_look)
+    while variables:
+        variables.pop()
+    counts, sizes = zip(*seen)
+    assert counts == (4, 3, 2, 1)
+    assert [sum(each.values()) for each in sizes] == [36, 24, 12, 0]
+
+
 def test_a_pack_that_all_have_left_is_freed(always):
     strategy = mirrored(2)
     variables = make(strategy, [(3,)] * 4)

@@ -148,6 +148,7 @@ class Variable(NotInPlace, InParts, Atom, metaclass=_VariableType):
     def __del__(self) -> None:
         # A variable that lives on must not keep the others' arrays.
         home, place, part = self.lives_at
+        self.lives_at = Variable.lives_at  # other threads can still see this one
         home.leave(place, part)
 
     # What is stored ------------------------------------------------------------------
