@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import _thread
 import ast
 import functools
+import queue
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -216,7 +218,7 @@ def test_a_program_that_the_persistent_cache_holds_counts_as_compiled() -> None:
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_threads_of_xla_are_known(count) -> None:
-    """On one CPU, a callback runs on the thread that has called the program."""
+    """On one CPU, a callback of a program whose inputs are ready runs on the caller's thread."""
     seen = []
 
     def note(_):
@@ -224,10 +226,17 @@ def test_threads_of_xla_are_known(count) -> None:
 
     mesh = jax.sharding.Mesh(np.array(CPUS[:count]), "x")
     sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("x"))
-    x = jax.device_put(jnp.ones(count), sharding)
+    x = jax.block_until_ready(jax.device_put(jnp.ones(count), sharding))
     jax.jit(lambda x: jax.debug.callback(note, x.sum()))(x)
     jax.effects_barrier()
     assert set(seen) == {count > 1}
     with ThreadPoolExecutor(1) as thread:
         assert not thread.submit(jax_compat.is_thread_of_xla).result()
     assert not jax_compat.is_thread_of_xla()
+
+
+def test_a_thread_of_pythons_that_begins_in_jax_is_none_of_xla() -> None:
+    told: queue.Queue[bool] = queue.Queue()
+    note = jax.vmap(lambda x: (told.put(jax_compat.is_thread_of_xla()), x)[1])
+    _thread.start_new_thread(note, (jnp.ones(2),))
+    assert told.get(timeout=60) is False

@@ -416,7 +416,14 @@ def test_a_program_may_be_collected_while_a_variable_is_read(always, monkeypatch
 def test_a_variable_that_is_going_is_seen_with_nothing_in_it(always, monkeypatch):
     strategy = mirrored(2)
     variables = make(strategy, [(3,)] * 4)
+    own = mx.VariableSynchronization.ON_READ, mx.VariableAggregation.SUM
+    with strategy.scope():
+        variables.append(
+            mx.Variable(jnp.zeros(3), synchronization=own[0], aggregation=own[1])
+        )
     strategy.run(add_to(variables), args=(1.0,))
+    assert packed(variables) == [True] * 4 + [False]
+    assert len([v.read_value() for v in variables]) == 5
     gc.collect()
     seen = []
     leave = home_module.Home.leave
@@ -424,14 +431,15 @@ def test_a_variable_that_is_going_is_seen_with_nothing_in_it(always, monkeypatch
     def leave_and_look(*args):
         leave(*args)
         own = [v for v in variables_module.live_variables() if v.strategy is strategy]
+        variables_module.note_donated()
         seen.append((len(own), strategy.memory().variables))
 
     monkeypatch.setattr(home_module.Home, "leave", leave_and_look)
     while variables:
         variables.pop()
     counts, sizes = zip(*seen)
-    assert counts == (4, 3, 2, 1)
-    assert [sum(each.values()) for each in sizes] == [36, 24, 12, 0]
+    assert counts == (5, 4, 3, 2, 1)
+    assert [sum(each.values()) for each in sizes] == [48, 36, 24, 12, 0]
 
 
 def test_a_pack_that_all_have_left_is_freed(always):
@@ -534,6 +542,7 @@ def test_what_was_read_is_forgotten_with_the_next_step(always):
     variables = make(strategy, [(3,)] * 3)
     step = add_to(variables)
     strategy.run(step, args=(1.0,))
+    assert variables_module.handed_out.isdisjoint(v.number for v in variables)
     variables[1].read_value()
     assert variables[1].number in variables_module.handed_out
     strategy.run(step, args=(1.0,))

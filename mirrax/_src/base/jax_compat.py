@@ -78,11 +78,12 @@ def is_staging() -> bool:
 
 
 def is_thread_of_xla() -> bool:
-    """Whether a running program has called this code, on a thread that is not Python's."""
+    """Whether a running program has called this code, on a thread that XLA has started."""
     frame = sys._getframe()
     while frame.f_back is not None:
         frame = frame.f_back
-    return frame.f_globals.get("__name__", "").startswith("jax._src.")
+    name = frame.f_globals.get("__name__") or ""
+    return name.startswith("jax._src.") and "callback" in name
 
 
 def thread_settings() -> Callable[[], None]:

@@ -51,7 +51,8 @@ class Groups:
     ) -> tuple[list[jax.Array], int]:
         """What the program takes, from wherever the variables live now.
 
-        And how many packs had to be opened and closed for it.
+        And how many packs have to be opened and closed for that; if somebody has opened one since
+        the last step it counts too, so that all workers count alike.
 
         Raises:
             SignatureChanged: If replicas have their own values of one in a pack by now.

@@ -82,7 +82,7 @@ class Program:
     read, and one input for each argument of the call.
     """
 
-    # Compiling takes as long as opening and closing so many packs, or longer; doubled each time.
+    # Compiling takes as long as opening or closing so many packs, or longer; doubled each time.
     _patience = 5000
     # Opening or closing a pack takes as long as what JAX's launch does for so many arrays.
     _arrays_for_a_pack = 30
@@ -121,8 +121,8 @@ class Program:
         self._home = Home([], packs)
         self._home.is_whole = False
         self._sealed = True  # JAX may not trace it again, but in `compile_and_call`
-        # How many packs were opened and closed because they were not as it takes them, less what
-        # packs save; whether a program with other packs should take its place.
+        # How many packs had to be opened and closed because they were not as it takes them, less
+        # what its own save; whether a program with other packs should take its place.
         self._in_vain = 0
         fewer = len(list(self._reused)) - len(reused)
         self._saved = fewer // self._arrays_for_a_pack
@@ -339,7 +339,7 @@ class Program:
         return placed(one_copy_of(variable), mesh)
 
     def _note_in_vain(self, count: int) -> None:
-        """Notes how many packs a call has opened and closed, since they were not as it takes them.
+        """Notes how many packs a call has to open and close, since they are not as it takes them.
 
         Raises:
             SignatureChanged: If a program with other packs should take its place.
@@ -367,6 +367,7 @@ class Program:
                     where = i, writes[variable], part if is_pack else None
                     variable.move_to(home, *where)
             home.complete()
+            handed_out.difference_update(self._packed)
             for variable in self._written:
                 # One that no strategy has made has one copy only.
                 if variable.strategy is None and self._is_spread:

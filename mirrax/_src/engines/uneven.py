@@ -87,9 +87,8 @@ def run_uneven(
         while True:
             cuts = list(map(cut_for, map(mesh.describe, range(mesh.size)), avals))
             _check_alike(cuts, mesh)
-            with (
-                launching()
-            ):  # no other step may take or assign the variables in between
+            # No other step may take or assign the variables in between.
+            with launching():
                 if all(layouts_match(cut.trace) for cut in cuts):
                     return _execute(strategy, cuts, inputs)
     except RunEagerly as reason:

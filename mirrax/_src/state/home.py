@@ -108,10 +108,11 @@ class Home:
         """Notes that a variable has moved out; nothing is kept that nobody needs."""
         self.is_whole = False
         if part is not None:
+            if opened := self._opened.get(place):
+                opened[part] = None
             self._inside[place] -= 1
             if self._inside[place]:
                 return
-            self._opened.pop(place, None)
         self.arrays[place] = None
 
     def pack_at(self, place: int) -> Pack | None:

@@ -157,7 +157,7 @@ class Variable(NotInPlace, InParts, Atom, metaclass=_VariableType):
     def stored(self) -> Any:
         """The array; a `PerReplica` if each replica has a value of its own."""
         found = self._array()
-        if not self._layout.is_split:
+        if not self._layout.is_split or found is None:
             return found
         view = self._view
         if view is None or view.array is not found:
@@ -254,6 +254,8 @@ class Variable(NotInPlace, InParts, Atom, metaclass=_VariableType):
         """Whether the array was donated."""
         home, place, _ = self.lives_at
         found = home.arrays[place]
+        if found is None:  # the variable is going, on another thread
+            return False
         if not isinstance(found, PerReplica):
             return found.is_deleted()
         arrays = found.values if found.array is None else (found.array,)
