@@ -442,6 +442,34 @@ def test_a_variable_that_is_going_is_seen_with_nothing_in_it(always, monkeypatch
     assert [sum(each.values()) for each in sizes] == [48, 36, 24, 12, 0]
 
 
+def test_a_callback_on_the_callers_thread_may_not_read_what_is_updated(always):
+    strategy = mirrored(1)
+    variables = make(strategy, [(3,)] * 4)
+    said = []
+
+    def see(_):
+        try:
+            variables[2].numpy()
+        except RuntimeError as error:
+            said.append(str(error))
+
+    @mx.function
+    def step():
+        for v in variables:
+            v.assign_add(jnp.ones(3))
+        jax.debug.callback(see, variables[0].read_value()[0])
+
+    for _ in range(2):
+        strategy.run(step)
+        jax.block_until_ready([v.lives_at[0].arrays for v in variables])
+    jax.effects_barrier()
+    # At the first step the pack is a new array beside those that they had.
+    [message] = said
+    assert "'v2' has no value at the moment" in message and "as an argument" in message
+    assert all(packed(variables))
+    assert [v.numpy()[0] for v in variables] == [2.0, 3.0, 4.0, 5.0]
+
+
 def test_a_pack_that_all_have_left_is_freed(always):
     strategy = mirrored(2)
     variables = make(strategy, [(3,)] * 4)

@@ -81,13 +81,8 @@ class Home:
             return self.arrays[place]
         opened = self._opened.get(place)
         if opened is None or opened[part].is_deleted():  # it was donated by itself
-            pack = self.arrays[place]
-            if pack.is_deleted():  # XLA crashes on it
-                raise RuntimeError(
-                    "A variable has no value: a step is updating it in place, or has failed while "
-                    "it did so."
-                )
-            opened = self._opened[place] = self._packs[place].open(pack)
+            opened = self._packs[place].open(self.arrays[place])
+            self._opened[place] = opened
         return opened[part]
 
     def replace(self, place: int, part: int | None, array: Any) -> None:

@@ -36,6 +36,11 @@ _all: dict[int, weakref.ref[Variable]] = {}
 # (donate) such an array copies it first, so that what was read stays readable.
 handed_out: set[int] = set()
 
+_UPDATED = (
+    "Variable {!r} has no value at the moment: the step that has called this code updates it in "
+    "place. Read it in the step, and pass the value to the callback as an argument."
+)
+
 # How an assignment combines what a variable holds with the value; None replaces it.
 Update = Callable[[Any, Any], Any] | None
 
@@ -187,7 +192,9 @@ class Variable(NotInPlace, InParts, Atom, metaclass=_VariableType):
             return home.arrays[place]
         # A step on another thread must not donate the pack, or move on.
         with launching():
-            self.check_not_lost()  # nothing can be taken out of a pack that is gone
+            self.check_not_lost()
+            if self.is_gone():  # XLA crashes on such a pack
+                raise RuntimeError(_UPDATED.format(self.name))
             home, place, part = self.lives_at
             return home.array_at(place, part)
 
